@@ -1,0 +1,239 @@
+"""Which channels live and die together, where they are read and written, and which are kept.
+
+Vocabulary
+----------
+*channel*
+    The smallest unit that can be removed. Output channels of different layers that meet
+    (through a residual sum, say) are one channel.
+*group*
+    Channels that are written and read by the same layers; one mask vector.
+*layer map*
+    For one layer, the channel behind each of its input and output positions, or ``KEPT`` (-1)
+    where the position can never be removed. It covers any wiring: an offset behind a concat,
+    ``H * W`` inputs a channel behind a flatten, a permutation behind a shuffle.
+
+Channels are numbered ``0 .. graph.num_channels - 1``, group after group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stamppruner.errors import PlanError
+from stamppruner.inputs import Inputs
+
+KEPT = -1
+"""The entry of a layer map for a position that is never removed."""
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+LayerKind = Literal["mixing", "channelwise"]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerMap:
+    """The channels behind the positions of one layer.
+
+    Attributes:
+        name: qualified module name.
+        kind: ``"mixing"`` (conv, transposed conv, linear: every output reads every input of its
+            block) or ``"channelwise"`` (norm, PReLU, depthwise conv: no gate is needed).
+        inputs: channel of each input position, ``(in,)``; ``KEPT`` where fixed.
+        outputs: channel of each output position, ``(out,)``; ``KEPT`` where fixed.
+    """
+
+    name: str
+    kind: LayerKind
+    inputs: IntArray
+    outputs: IntArray
+
+    def kept_inputs(self, keep: BoolArray) -> BoolArray:
+        """Input positions that survive, ``(in,)``, for a keep vector ``(num_channels,)``."""
+        return _lookup(keep, self.inputs)
+
+    def kept_outputs(self, keep: BoolArray) -> BoolArray:
+        """Output positions that survive, ``(out,)``, for a keep vector ``(num_channels,)``."""
+        return _lookup(keep, self.outputs)
+
+
+@dataclass(frozen=True)
+class ChannelGroup:
+    """Channels that share their readers and writers.
+
+    Attributes:
+        name: qualified name of the first layer that writes the channels.
+        start: number of its first channel; the group is ``start .. start + size - 1``.
+        size: number of channels.
+        blocks: the same count must be kept in each of ``blocks`` equal consecutive runs
+            (grouped convolutions, halves of a ``chunk``); 1 where there is no such rule.
+        writers: layers whose outputs are these channels.
+        readers: mixing layers whose inputs are these channels.
+    """
+
+    name: str
+    start: int
+    size: int
+    blocks: int = 1
+    writers: tuple[str, ...] = ()
+    readers: tuple[str, ...] = ()
+
+    @property
+    def channels(self) -> slice:
+        """Slice of this group in any ``(num_channels,)`` vector."""
+        return slice(self.start, self.start + self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelGraph:
+    """Everything that masking, costing and cutting need to know about a model.
+
+    Attributes:
+        groups: the prunable groups; together they cover all channels once.
+        layers: layer maps by qualified module name, in call order.
+        protected: layers whose output channels are left whole, with the reason.
+        output_layers: mixing layers that write the model's output.
+        spatial: per mixing or depthwise layer, the number of output positions a sample (``H * W``
+            times calls) at the traced input size; multiply-adds follow from it.
+        example: one sample of the traced inputs.
+    """
+
+    groups: tuple[ChannelGroup, ...]
+    layers: Mapping[str, LayerMap]
+    protected: Mapping[str, str] = field(default_factory=dict)
+    output_layers: tuple[str, ...] = ()
+    spatial: Mapping[str, int] = field(default_factory=dict)
+    example: Inputs | None = None
+
+    @cached_property
+    def num_channels(self) -> int:
+        """Number of removable channels."""
+        return sum(group.size for group in self.groups)
+
+    @cached_property
+    def group_of(self) -> IntArray:
+        """Index of the group of each channel, ``(num_channels,)``."""
+        return np.repeat(np.arange(len(self.groups)), [group.size for group in self.groups])
+
+    def __str__(self) -> str:
+        blocks = sum(group.blocks > 1 for group in self.groups)
+        return (
+            f"{self.num_channels} removable channels in {len(self.groups)} groups "
+            f"({blocks} with equal blocks), {len(self.protected)} layers protected"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelPlan:
+    """Which channels are kept: the one record that masks, cuts and rebuilds a network.
+
+    Attributes:
+        graph: the graph that numbers the channels.
+        keep: ``(num_channels,)`` booleans.
+
+    Raises:
+        PlanError: the vector has another length, a group would lose all its channels, or the
+            blocks of a group keep unequal counts.
+    """
+
+    graph: ChannelGraph
+    keep: BoolArray
+
+    def __post_init__(self) -> None:
+        keep = np.asarray(self.keep)
+        if keep.dtype != np.bool_ or keep.shape != (self.graph.num_channels,):
+            raise PlanError(
+                f"keep has dtype {keep.dtype} and shape {keep.shape}, the graph needs bool "
+                f"({self.graph.num_channels},): build the plan from the same graph"
+            )
+        keep = keep.copy()
+        keep.setflags(write=False)
+        object.__setattr__(self, "keep", keep)
+        for group in self.graph.groups:
+            counts = keep[group.channels].reshape(group.blocks, -1).sum(axis=1)
+            if counts.min() == 0:
+                raise PlanError(f"group {group.name!r} keeps no channel: keep at least one a block")
+            if counts.min() != counts.max():
+                raise PlanError(
+                    f"group {group.name!r} keeps {counts.tolist()} channels in its "
+                    f"{group.blocks} blocks: keep the same number in each"
+                )
+
+    @classmethod
+    def full(cls, graph: ChannelGraph) -> ChannelPlan:
+        """The plan that keeps everything."""
+        return cls(graph, np.ones(graph.num_channels, dtype=bool))
+
+    @classmethod
+    def random(cls, graph: ChannelGraph, keep: float = 0.5, seed: int = 0) -> ChannelPlan:
+        """Keep a random ``keep`` share of every group, at least one channel a block.
+
+        Raises:
+            PlanError: ``keep`` is not in (0, 1].
+        """
+        if not 0 < keep <= 1:
+            raise PlanError(f"keep is {keep}, not in (0, 1]: give the share of channels to keep")
+        rng = np.random.default_rng(seed)
+        vector = np.zeros(graph.num_channels, dtype=bool)
+        for group in graph.groups:
+            block = group.size // group.blocks
+            count = max(1, round(keep * block))
+            for b in range(group.blocks):
+                chosen = rng.permutation(block)[:count]
+                vector[group.start + b * block + chosen] = True
+        return cls(graph, vector)
+
+    @classmethod
+    def from_record(cls, graph: ChannelGraph, record: Mapping[str, Iterable[int]]) -> ChannelPlan:
+        """Inverse of :meth:`record`. Groups that the record leaves out are kept whole.
+
+        Raises:
+            PlanError: an unknown group, or an index outside its group, or an invalid plan.
+        """
+        vector = np.ones(graph.num_channels, dtype=bool)
+        groups = {group.name: group for group in graph.groups}
+        for name, kept in record.items():
+            if name not in groups:
+                raise PlanError(f"the graph has no group {name!r}: the plan is of another model")
+            group, indices = groups[name], np.asarray(list(kept))
+            integral = np.issubdtype(indices.dtype, np.integer)
+            if not integral or indices.min() < 0 or indices.max() >= group.size:
+                raise PlanError(
+                    f"group {name!r}: kept channels must be integers in [0, {group.size})"
+                )
+            vector[group.channels] = False
+            vector[group.start + indices] = True
+        return cls(graph, vector)
+
+    def record(self) -> dict[str, list[int]]:
+        """JSON-able form: group name to kept channel indices within the group."""
+        return {
+            group.name: np.flatnonzero(self.keep[group.channels]).tolist()
+            for group in self.graph.groups
+        }
+
+    def cut_layers(self) -> Iterator[tuple[LayerMap, BoolArray, BoolArray]]:
+        """Layers that lose something, each with its kept inputs and kept outputs."""
+        for layer in self.graph.layers.values():
+            inputs, outputs = layer.kept_inputs(self.keep), layer.kept_outputs(self.keep)
+            if not (inputs.all() and outputs.all()):
+                yield layer, inputs, outputs
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, ChannelPlan) and self.record() == other.record()
+
+    def __hash__(self) -> int:
+        return hash(self.keep.tobytes())
+
+    def __str__(self) -> str:
+        return f"keeps {int(self.keep.sum())} of {self.keep.size} channels"
+
+
+def _lookup(keep: BoolArray, positions: IntArray) -> BoolArray:
+    """``keep`` at each position, True at ``KEPT`` ones."""
+    return np.append(keep, True)[positions]

@@ -1,0 +1,317 @@
+"""Files that are either whole or not there: atomic writing, and checked safetensors files.
+
+A safetensors file written here carries a SHA-256 digest of its header and data among its
+metadata, so a damaged file is refused rather than loaded as a silently different network. Files
+without one (written by other programs) are read as they are.
+
+Format: https://huggingface.co/docs/safetensors
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors.torch import load as _load
+from safetensors.torch import save as _save
+from torch import Tensor
+
+from stamppruner.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000
+"""Longest header that safetensors readers accept."""
+
+_DIGEST = "stamppruner.sha256"
+_LENGTH_BYTES = 8  # a safetensors file starts with the length of its header, little-endian
+
+PathLike = str | os.PathLike[str]
+
+
+def check_writable(path: PathLike) -> None:
+    """Raise before a long computation what :func:`atomic_write` would raise after it.
+
+    Raises:
+        CheckpointError: no file can be written at ``path``. Nothing is left behind.
+    """
+    target = _target(path)
+    descriptor, temporary = _open_temporary(target)
+    os.close(descriptor)
+    os.unlink(temporary)
+
+
+def atomic_write(path: PathLike, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write ``content`` to ``path``, all of it or nothing.
+
+    Args:
+        path: file to create or replace. A symbolic link is followed.
+        content: the bytes, or a function that writes them to the binary file it is given.
+
+    Raises:
+        CheckpointError: the file cannot be written. What ``content`` raises itself passes through;
+            in both cases an older file at ``path`` is left as it was.
+    """
+    target = _target(path)
+    descriptor, temporary = _open_temporary(target)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+        os.replace(temporary, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise _cannot_write(path, error) from error
+        raise
+    _sync_directory(target.parent)
+
+
+def write_safetensors(
+    path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors and text to one safetensors file, atomically.
+
+    Tensors are moved to the CPU and made contiguous; those that share memory are written in full
+    each. The same content gives the same bytes.
+
+    Raises:
+        CheckpointError: the file cannot be written, or a value cannot be stored in this format.
+    """
+    target = _target(path)
+    texts = dict(metadata or {})
+    _check_content(path, tensors, texts)
+    try:
+        blob = memoryview(_save(_independent(tensors), texts))
+    except (ValueError, TypeError, KeyError, RuntimeError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"cannot store the tensors in {str(path)!r}: {_text(error)}; give dense tensors of a "
+            f"standard dtype and metadata of plain text"
+        ) from error
+    start = _LENGTH_BYTES + int.from_bytes(blob[:_LENGTH_BYTES], "little")
+    header, data = json.loads(bytes(blob[_LENGTH_BYTES:start])), blob[start:]
+    header["__metadata__"] = {**texts, _DIGEST: _digest(header, data)}
+    encoded = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    if len(encoded) > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"cannot write {str(path)!r}: its header would take {len(encoded)} bytes, readers "
+            f"accept {MAX_HEADER_BYTES}; store fewer tensors or less metadata"
+        )
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little"))
+        file.write(encoded)
+        file.write(data)
+
+    atomic_write(target, write)
+
+
+def read_safetensors(path: PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors, on the CPU, and metadata of a safetensors file.
+
+    Raises:
+        CheckpointError: the file cannot be read, is cut short or damaged, or is of another kind.
+    """
+    try:
+        blob = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise _cannot_read(path, error) from error
+    length = _header_length(path, blob[:_LENGTH_BYTES], len(blob))
+    start = _LENGTH_BYTES + length
+    header = _parse_header(path, blob[_LENGTH_BYTES:start], len(blob) - start)
+    metadata = dict(header.get("__metadata__") or {})
+    digest = metadata.pop(_DIGEST, None)
+    if digest is not None and digest != _digest(header, memoryview(blob)[start:]):
+        raise CheckpointError(
+            f"{str(path)!r} is damaged: its content does not match its digest; "
+            f"copy or write it anew"
+        )
+    try:
+        tensors = _load(blob)
+    except Exception as error:  # the library raises many kinds on damaged files
+        raise _not_safetensors(path, _text(error)) from error
+    return dict(sorted(tensors.items())), metadata
+
+
+def read_metadata(path: PathLike) -> dict[str, str]:
+    """Metadata of a safetensors file; reads its header only, so the digest is not checked.
+
+    Raises:
+        CheckpointError: the file cannot be read, is cut short, or is of another kind.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = _header_length(path, file.read(_LENGTH_BYTES), size)
+            encoded = file.read(length)
+    except (OSError, ValueError) as error:
+        raise _cannot_read(path, error) from error
+    header = _parse_header(path, encoded, size - _LENGTH_BYTES - length)
+    metadata = dict(header.get("__metadata__") or {})
+    metadata.pop(_DIGEST, None)
+    return metadata
+
+
+def _target(path: PathLike) -> Path:
+    """The file behind ``path``, links followed, if something can be written there."""
+    try:
+        target = Path(os.path.realpath(path))
+        try:
+            mode = target.stat().st_mode
+        except FileNotFoundError:
+            mode = None
+        missing = not target.parent.is_dir()
+    except (OSError, ValueError) as error:
+        raise _cannot_write(path, error) from error
+    if missing:
+        raise CheckpointError(
+            f"cannot write {str(path)!r}: {str(target.parent)!r} is not an existing directory; "
+            f"create it first"
+        )
+    if mode is not None and stat.S_ISDIR(mode):
+        raise CheckpointError(f"cannot write {str(path)!r}: it is a directory; give a file name")
+    if mode is not None and not stat.S_ISREG(mode):
+        raise CheckpointError(f"cannot write {str(path)!r}: it is no regular file; give another")
+    if mode is not None and not os.access(target, os.W_OK):
+        raise CheckpointError(
+            f"cannot write {str(path)!r}: it is read-only; change its permissions or the name"
+        )
+    return target
+
+
+def _open_temporary(target: Path) -> tuple[int, Path]:
+    """A new file beside ``target``, where renaming is atomic, with the permissions of any file."""
+    temporary = target.parent / f".stamppruner-{secrets.token_hex(8)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        return os.open(temporary, flags, 0o666), temporary
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename survive a power cut, on systems that let a directory be opened."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _check_content(path: PathLike, tensors: Mapping[str, Any], metadata: Mapping[Any, Any]) -> None:
+    for key, value in metadata.items():
+        if not (isinstance(key, str) and isinstance(value, str)):
+            raise CheckpointError(
+                f"cannot write {str(path)!r}: metadata {key!r} is {type(value).__name__}; keys and "
+                f"values must be text, so encode the value as JSON"
+            )
+    if _DIGEST in metadata or "__metadata__" in tensors:
+        raise CheckpointError(
+            f"cannot write {str(path)!r}: the metadata key {_DIGEST!r} and the tensor name "
+            f"'__metadata__' are reserved; choose other names"
+        )
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or tensor.is_meta or tensor.layout != torch.strided:
+            kind = type(tensor).__name__ if not isinstance(tensor, Tensor) else "has no dense data"
+            raise CheckpointError(
+                f"cannot write {str(path)!r}: {name!r} is not a dense tensor ({kind}); "
+                f"materialise it first"
+            )
+
+
+def _independent(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU tensors, no two of which share memory."""
+    result: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+        storage = plain.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != plain.numel() * plain.element_size():
+            plain = plain.clone(memory_format=torch.contiguous_format)
+        seen.add(plain.untyped_storage().data_ptr())
+        result[name] = plain
+    return result
+
+
+def _digest(header: Mapping[str, Any], data: memoryview) -> str:
+    """SHA-256 of everything in the file but the digest itself, whatever the order of the header."""
+    metadata = {k: v for k, v in (header.get("__metadata__") or {}).items() if k != _DIGEST}
+    canonical = json.dumps({**header, "__metadata__": metadata}, sort_keys=True)
+    digest = hashlib.sha256(canonical.encode())
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def _header_length(path: PathLike, first: bytes, size: int) -> int:
+    if size < _LENGTH_BYTES or len(first) < _LENGTH_BYTES:
+        raise _truncated(path, f"{size} bytes")
+    length = int.from_bytes(first, "little")
+    if length > MAX_HEADER_BYTES:
+        raise _not_safetensors(
+            path, f"its header would take {length} bytes, at most {MAX_HEADER_BYTES} are allowed"
+        )
+    if length > size - _LENGTH_BYTES:
+        raise _truncated(path, f"{size} bytes, the header ends at {length + _LENGTH_BYTES}")
+    return length
+
+
+def _parse_header(path: PathLike, encoded: bytes, data_bytes: int) -> dict[str, Any]:
+    """The header, if it has the right form and describes exactly ``data_bytes`` bytes."""
+    try:
+        header = json.loads(encoded)
+        metadata = header.get("__metadata__") or {}
+        texts = all(isinstance(value, str) for value in metadata.values())
+        ends = [int(v["data_offsets"][1]) for k, v in header.items() if k != "__metadata__"]
+    except (ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError) as error:
+        raise _not_safetensors(path, "its header cannot be read") from error
+    if not texts:
+        raise _not_safetensors(path, "its metadata is not text")
+    expected = max(ends, default=0)
+    if expected > data_bytes:
+        raise _truncated(path, f"{data_bytes} of {expected} bytes of data")
+    if expected < data_bytes:
+        raise _not_safetensors(path, f"{data_bytes - expected} bytes follow its data")
+    return header
+
+
+def _cannot_write(path: PathLike, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"cannot write {str(path)!r}: {_text(error)}; check the name, the permissions and the space"
+    )
+
+
+def _cannot_read(path: PathLike, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"cannot read {str(path)!r}: {_text(error)}; check the name and the permissions"
+    )
+
+
+def _truncated(path: PathLike, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"{str(path)!r} is cut short ({found}), or is not a safetensors file; copy or write it anew"
+    )
+
+
+def _not_safetensors(path: PathLike, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{str(path)!r} is not a safetensors file, or is damaged: {reason}; copy or write it anew"
+    )
+
+
+def _text(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

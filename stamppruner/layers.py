@@ -1,0 +1,117 @@
+"""What the package knows about layer types: who mixes channels, who only carries them.
+
+*Mixing* layers (convolutions, transposed convolutions, linear layers) sum over their input
+channels: they end one channel's life and begin others. *Depthwise* convolutions and
+*channelwise* modules (batch norm, PReLU, frozen norms) carry channels through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+
+def is_mixing(module: nn.Module) -> bool:
+    """Whether every output channel of the module reads every input channel of its block."""
+    return isinstance(module, _ConvNd | nn.Linear) and not is_depthwise(module)
+
+
+def is_depthwise(module: nn.Module) -> bool:
+    """Whether the module is a convolution whose groups each read a single input channel.
+
+    One group over one input channel is an ordinary convolution.
+    """
+    return isinstance(module, _ConvNd) and module.groups == module.in_channels > 1
+
+
+def channelwise_width(module: nn.Module) -> int | None:
+    """Number of channels of a leaf module whose whole state is one value a channel, else None.
+
+    Covers batch and instance norms, PReLU, frozen batch norms, layer scales, and any module of
+    the user's whose parameters and buffers are all of one length. Whether it really treats
+    channels apart is not assumed: the probe runs it, and the certificate checks the cut.
+    """
+    if next(module.children(), None) is not None:
+        return None
+    widths = {tensor.numel() for _, tensor, _ in channel_tensors(module)}
+    state = [t for t in (*module.parameters(False), *module.buffers(False)) if t.numel() > 1]
+    if len(widths) != 1 or len(state) != len(list(channel_tensors(module))):
+        return None
+    return widths.pop()
+
+
+def channel_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
+    """Name, tensor and channel axis of the per-channel parameters and buffers of a module.
+
+    A tensor is per-channel when all its axes but one have length 1.
+    """
+    named = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    for name, tensor in named:
+        long = [axis for axis, length in enumerate(tensor.shape) if length > 1]
+        if len(long) == 1:
+            yield name, tensor, long[0]
+
+
+def input_width(module: nn.Module) -> int:
+    """Number of input channels (or features) of a mixing or depthwise layer."""
+    return int(module.in_channels if isinstance(module, _ConvNd) else module.in_features)  # type: ignore[arg-type]
+
+
+def output_width(module: nn.Module) -> int:
+    """Number of output channels (or features) of a mixing or depthwise layer."""
+    return int(module.out_channels if isinstance(module, _ConvNd) else module.out_features)  # type: ignore[arg-type]
+
+
+def blocks(module: nn.Module) -> int:
+    """Number of groups of a convolution, 1 for a linear layer."""
+    return int(module.groups) if isinstance(module, _ConvNd) else 1
+
+
+def channel_axis(module: nn.Module, dim: int) -> int:
+    """Axis of the channels in a ``dim``-dimensional input or output of the layer.
+
+    ``(B, C, ...)`` and unbatched ``(C, ...)`` for convolutions, ``(..., C)`` for linear layers.
+    """
+    if isinstance(module, _ConvNd):
+        return dim - len(module.kernel_size) - 1
+    return dim - 1
+
+
+def weight_axes(module: nn.Module) -> tuple[int, int]:
+    """Axes of the weight that run over outputs and inputs: ``(output, input)``."""
+    return (1, 0) if isinstance(module, _ConvTransposeNd) else (0, 1)
+
+
+def macs_per_position(module: nn.Module) -> int:
+    """Multiply-adds of one output position of a mixing or depthwise layer, all channels."""
+    return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
+
+
+def first_floating(module: nn.Module) -> Tensor:
+    """A floating parameter or buffer, which tells the device and dtype; else a CPU float."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            return tensor
+    return torch.empty(0)
+
+
+WIDTH_ATTRIBUTES = (
+    "in_channels",
+    "out_channels",
+    "groups",
+    "in_features",
+    "out_features",
+    "num_features",
+    "num_channels",
+    "num_parameters",
+    "num_classes",
+)
+"""Integer attributes in which layers note their own widths."""
+
+
+def width_attributes(module: nn.Module, width: int) -> list[str]:
+    """Names of the width attributes of the module that equal ``width``."""
+    return [name for name in WIDTH_ATTRIBUTES if getattr(module, name, None) == width]
