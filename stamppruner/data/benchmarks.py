@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,11 +23,19 @@ SVHN_MEAN, SVHN_STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 class Loader(Protocol):
     """A function such as :func:`cifar10`."""
 
-    def __call__(self, root: PathLike, train: bool = ..., download: bool = ...) -> ArrayDataset:
+    def __call__(
+        self,
+        root: PathLike,
+        train: bool = ...,
+        download: bool = ...,
+        cache: PathLike | None = ...,
+    ) -> ArrayDataset:
         """The training or the test images below ``root``."""
 
 
-def cifar10(root: PathLike, train: bool = True, download: bool = True) -> ArrayDataset:
+def cifar10(
+    root: PathLike, train: bool = True, download: bool = True, cache: PathLike | None = None
+) -> ArrayDataset:
     """CIFAR-10: 50,000 training or 10,000 test images, 32x32 RGB, 10 classes.
 
     If ``root`` has folders ``train`` and ``test`` (or ``val``) of one folder a class, these are
@@ -39,33 +46,37 @@ def cifar10(root: PathLike, train: bool = True, download: bool = True) -> ArrayD
         MissingExtraError: torchvision, or Pillow, is needed and not installed.
     """
     if is_folder_tree(root):
-        return _split(root, train, CIFAR10_MEAN, CIFAR10_STD)
+        return _split(root, train, CIFAR10_MEAN, CIFAR10_STD, cache)
     found = _torchvision("CIFAR10", root, download, train=train)
     return ArrayDataset(
         found.data, found.targets, mean=CIFAR10_MEAN, std=CIFAR10_STD, classes=found.classes
     )
 
 
-def cifar100(root: PathLike, train: bool = True, download: bool = True) -> ArrayDataset:
+def cifar100(
+    root: PathLike, train: bool = True, download: bool = True, cache: PathLike | None = None
+) -> ArrayDataset:
     """CIFAR-100: 50,000 training or 10,000 test images, 32x32 RGB, 100 classes.
 
     Folders and errors as in :func:`cifar10`.
     """
     if is_folder_tree(root):
-        return _split(root, train, CIFAR100_MEAN, CIFAR100_STD)
+        return _split(root, train, CIFAR100_MEAN, CIFAR100_STD, cache)
     found = _torchvision("CIFAR100", root, download, train=train)
     return ArrayDataset(
         found.data, found.targets, mean=CIFAR100_MEAN, std=CIFAR100_STD, classes=found.classes
     )
 
 
-def svhn(root: PathLike, train: bool = True, download: bool = True) -> ArrayDataset:
+def svhn(
+    root: PathLike, train: bool = True, download: bool = True, cache: PathLike | None = None
+) -> ArrayDataset:
     """SVHN, cropped: 73,257 training or 26,032 test images, 32x32 RGB, the digits 0 to 9.
 
     Folders and errors as in :func:`cifar10`.
     """
     if is_folder_tree(root):
-        return _split(root, train, SVHN_MEAN, SVHN_STD)
+        return _split(root, train, SVHN_MEAN, SVHN_STD, cache)
     found = _torchvision("SVHN", root, download, split="train" if train else "test")
     pixels = np.ascontiguousarray(np.asarray(found.data).transpose(0, 2, 3, 1))
     return ArrayDataset(
@@ -73,7 +84,9 @@ def svhn(root: PathLike, train: bool = True, download: bool = True) -> ArrayData
     )
 
 
-def folder_tree(root: PathLike, train: bool = True, download: bool = False) -> ArrayDataset:
+def folder_tree(
+    root: PathLike, train: bool = True, download: bool = False, cache: PathLike | None = None
+) -> ArrayDataset:
     """Any ``root/train/<class>`` with ``root/test/<class>`` or ``root/val/<class>``, at 32x32.
 
     ``download`` is there to match the other loaders; nothing is ever downloaded.
@@ -85,19 +98,23 @@ def folder_tree(root: PathLike, train: bool = True, download: bool = False) -> A
         raise DataError(
             f"{root}: no image folders; it must have train/<class> and test/<class> or val/<class>"
         )
-    return _split(root, train, PHOTO_MEAN, PHOTO_STD)
+    return _split(root, train, PHOTO_MEAN, PHOTO_STD, cache)
 
 
 def load_dataset(
-    loader: Loader | Callable[..., ArrayDataset], data_dir: PathLike, *, download: bool = True
+    loader: Loader,
+    data_dir: PathLike,
+    *,
+    download: bool = True,
+    cache: PathLike | None = None,
 ) -> tuple[ArrayDataset, ArrayDataset]:
     """Training and test set of one of the loaders above: ``load_dataset(cifar10, "data")``.
 
     Raises:
         DataError: from the loader; or the two sets do not have the same classes.
     """
-    train = loader(data_dir, train=True, download=download)
-    test = loader(data_dir, train=False, download=download)
+    train = loader(data_dir, train=True, download=download, cache=cache)
+    test = loader(data_dir, train=False, download=download, cache=cache)
     if train.classes != test.classes:
         odd = sorted(set(train.classes) ^ set(test.classes))
         raise DataError(
@@ -146,10 +163,13 @@ def is_folder_tree(root: PathLike) -> bool:
     return (base / "test").is_dir() or (base / "val").is_dir()
 
 
-def _split(root: PathLike, train: bool, mean: Statistics, std: Statistics) -> ArrayDataset:
+def _split(
+    root: PathLike, train: bool, mean: Statistics, std: Statistics, cache: PathLike | None
+) -> ArrayDataset:
     base = Path(root)
     held_out = "test" if (base / "test").is_dir() else "val"
-    return image_folder(base / ("train" if train else held_out), mean=mean, std=std)
+    folder = base / ("train" if train else held_out)
+    return image_folder(folder, cache=cache, mean=mean, std=std)
 
 
 def _torchvision(name: str, root: PathLike, download: bool, **split: bool | str) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from tqdm import tqdm
 
 from stamppruner.data._optional import require
 from stamppruner.data.arrays import ArrayDataset, Statistics
@@ -52,7 +53,7 @@ def image_folder(
             cannot be decoded, or a size or limit below 1.
         MissingExtraError: Pillow is not installed.
     """
-    root = Path(path)
+    root = Path(path).absolute()
     if size < 1 or (limit_per_class is not None and limit_per_class < 1):
         raise DataError(
             f"image_folder: size is {size} and limit_per_class {limit_per_class}; "
@@ -82,8 +83,13 @@ def class_folders(root: Path) -> list[str]:
     return names
 
 
-def _image_files(folder: Path) -> list[Path]:
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in EXTENSIONS and p.is_file())
+def _image_files(folder: Path) -> list[str]:
+    files = sorted(
+        os.path.join(parent, name)
+        for parent, _, names in os.walk(folder, followlinks=True)
+        for name in names
+        if os.path.splitext(name)[1].lower() in EXTENSIONS
+    )
     if not files:
         raise DataError(
             f"{folder}: no images in this class; add some ({', '.join(sorted(EXTENSIONS))}) "
@@ -92,14 +98,14 @@ def _image_files(folder: Path) -> list[Path]:
     return files
 
 
-def _decode(files: Sequence[Path], size: int) -> npt.NDArray[np.uint8]:
+def _decode(files: Sequence[str], size: int) -> npt.NDArray[np.uint8]:
     """``(N, size, size, 3)`` from files; raises DataError that names the first that fails."""
     remedy = "pip install pillow"
     image_module = require("PIL.Image", "reading image files", remedy)
     fit = require("PIL.ImageOps", "reading image files", remedy).fit
     images = np.empty((len(files), size, size, 3), dtype=np.uint8)
-    logger.info("decoding %d images", len(files))
-    for index, file in enumerate(files):
+    # disable=None: no bar unless the output is a terminal.
+    for index, file in enumerate(tqdm(files, "decoding", unit="image", disable=None)):
         try:
             with image_module.open(file) as opened:
                 image = opened.convert("RGB")
@@ -113,19 +119,20 @@ def _decode(files: Sequence[Path], size: int) -> npt.NDArray[np.uint8]:
     return images
 
 
-def _cached(files: Sequence[Path], size: int, folder: Path) -> npt.NDArray[np.uint8]:
+def _cached(files: Sequence[str], size: int, folder: Path) -> npt.NDArray[np.uint8]:
     """The array of :func:`_decode`, read from ``folder`` if these very files are there."""
     digest = hashlib.sha256(str(size).encode())
     for file in files:
-        stat = file.stat()
-        digest.update(f"\0{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
+        stat = os.stat(file)
+        digest.update(f"\0{file}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
     target = folder / f"images-{digest.hexdigest()[:24]}.npy"
     if target.is_file():
         try:
-            found = np.load(target, allow_pickle=False)
+            with open(target, "rb") as stream:
+                found = np.lib.format.read_array(stream, allow_pickle=False)
             if found.shape == (len(files), size, size, 3) and found.dtype == np.uint8:
                 return np.asarray(found, dtype=np.uint8)
-        except (OSError, ValueError, EOFError):
+        except (OSError, ValueError):
             pass
         logger.warning("%s is not a cache of these images; decoding them again", target)
     images = _decode(files, size)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from stamppruner.errors import DataError
 
@@ -85,7 +85,7 @@ def not_finite(images: Tensor) -> IntArray:
 
 def is_map_style(source: Any) -> bool:
     """Whether it has a length and items by index, and is not a plain sequence or mapping."""
-    if isinstance(source, (list, tuple, str, bytes, dict, Tensor, np.ndarray)):
+    if isinstance(source, (list, tuple, str, bytes, dict, Tensor, np.ndarray, IterableDataset)):
         return False
     return hasattr(source, "__getitem__") and hasattr(source, "__len__")
 
@@ -125,14 +125,15 @@ def as_labels(raw: Any, where: str) -> IntArray:
     if isinstance(raw, Tensor):
         raw = raw.detach().cpu().numpy()
     try:
-        labels = np.array([np.asarray(one) for one in raw])
+        one_by_one = not isinstance(raw, np.ndarray)
+        labels = np.array([np.asarray(one) for one in raw]) if one_by_one else raw
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: labels cannot be read ({error}); give integers") from error
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise DataError(
             f"{where}: labels are {labels.dtype} of shape {labels.shape}; give one integer an image"
         )
-    if labels.min() < 0:
+    if labels.size and labels.min() < 0:
         raise DataError(
             f"{where}: label {labels.min()} at position {labels.argmin()} is negative; "
             "number the classes from 0"

@@ -65,6 +65,11 @@ class LoaderTasks:
         """Number of distinct classes over all sources."""
         return len(set().union(*self.groups))
 
+    @property
+    def num_images(self) -> int:
+        """Number of images over all sources."""
+        return sum(len(found) for group in self.groups for found in group.values())
+
     def tasks(self, n: int) -> list[Task]:
         """The next ``n`` tasks. Raises DataError if ``n`` is below 1, or for unusable images."""
         check_count(n)

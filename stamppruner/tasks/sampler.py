@@ -67,6 +67,11 @@ class TaskSampler:
         """Number of classes in the dataset."""
         return len(self.by_class)
 
+    @property
+    def num_images(self) -> int:
+        """Number of images in the dataset."""
+        return sum(len(found) for found in self.by_class.values())
+
     def tasks(self, n: int) -> list[Task]:
         """The next ``n`` tasks; counts as one call. Raises DataError as :meth:`sample` does."""
         drawn = self.sample(self.iteration, n)

@@ -63,6 +63,10 @@ class TaskSource(Protocol):
     def num_classes(self) -> int:
         """Number of distinct classes that tasks are drawn from."""
 
+    @property
+    def num_images(self) -> int:
+        """Number of images that tasks are drawn from: N of the KL term's weight 1 / N."""
+
     def tasks(self, n: int) -> list[Task]:
         """The next ``n`` tasks."""
 
@@ -74,6 +78,7 @@ class TaskSource(Protocol):
 
 
 def check_count(n: int) -> None:
+    """Raise DataError unless at least one task is asked for."""
     if n < 1:
         raise DataError(f"tasks: {n} tasks were asked for; ask for at least 1")
 
