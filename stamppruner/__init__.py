@@ -1,6 +1,38 @@
-"""stamppruner."""
+"""Set-based task-adaptive meta-pruning: train a backbone once, give every data set its own net."""
 
-from stamppruner.certificate import check_equivalence, shrink
+from stamppruner.budget import Budget
+from stamppruner.certificate import Equivalence, check_equivalence, shrink
 from stamppruner.channels import ChannelGraph, ChannelGroup, ChannelPlan
+from stamppruner.config import STAMPConfig
+from stamppruner.errors import StampError
+from stamppruner.finetune import evaluate, finetune
 from stamppruner.gates import Gates, mask
+from stamppruner.pruner import STAMPPruner
+from stamppruner.result import PruneResult
+from stamppruner.slim import describe, load_slim
+from stamppruner.tasks import LoaderTasks, Task, TaskSampler
 from stamppruner.trace import trace_channels
+
+__all__ = [
+    "STAMPPruner",
+    "STAMPConfig",
+    "Budget",
+    "PruneResult",
+    "TaskSampler",
+    "LoaderTasks",
+    "Task",
+    "finetune",
+    "evaluate",
+    "load_slim",
+    "describe",
+    "trace_channels",
+    "ChannelGraph",
+    "ChannelGroup",
+    "ChannelPlan",
+    "Gates",
+    "mask",
+    "shrink",
+    "check_equivalence",
+    "Equivalence",
+    "StampError",
+]

@@ -27,13 +27,15 @@ import numpy.typing as npt
 
 from stamppruner.errors import PlanError
 from stamppruner.inputs import Inputs
+from stamppruner.norms import Norm
 
 KEPT = -1
 """The entry of a layer map for a position that is never removed."""
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-LayerKind = Literal["mixing", "channelwise"]
+FloatArray = npt.NDArray[np.float64]
+LayerKind = Literal["mixing", "channelwise", "norm"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,15 +45,18 @@ class LayerMap:
     Attributes:
         name: qualified module name.
         kind: ``"mixing"`` (conv, transposed conv, linear: every output reads every input of its
-            block) or ``"channelwise"`` (norm, PReLU, depthwise conv: no gate is needed).
+            block), ``"channelwise"`` (batch norm, PReLU, depthwise conv: no gate is needed) or
+            ``"norm"`` (layer and group norm: statistics over channels, which are gated).
         inputs: channel of each input position, ``(in,)``; ``KEPT`` where fixed.
         outputs: channel of each output position, ``(out,)``; ``KEPT`` where fixed.
+        norm: how the statistics are taken, of the kind ``"norm"``.
     """
 
     name: str
     kind: LayerKind
     inputs: IntArray
     outputs: IntArray
+    norm: Norm | None = None
 
     def kept_inputs(self, keep: BoolArray) -> BoolArray:
         """Input positions that survive, ``(in,)``, for a keep vector ``(num_channels,)``."""
@@ -60,6 +65,25 @@ class LayerMap:
     def kept_outputs(self, keep: BoolArray) -> BoolArray:
         """Output positions that survive, ``(out,)``, for a keep vector ``(num_channels,)``."""
         return _lookup(keep, self.outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorMap:
+    """The channels along an axis of a parameter or buffer that belongs to no layer.
+
+    Attributes:
+        name: qualified name of the parameter or buffer.
+        axis: that follows channels.
+        channels: channel of each index along the axis, ``(length,)``; ``KEPT`` where fixed.
+    """
+
+    name: str
+    axis: int
+    channels: IntArray
+
+    def kept(self, keep: BoolArray) -> BoolArray:
+        """Indices that survive, ``(length,)``, for a keep vector ``(num_channels,)``."""
+        return _lookup(keep, self.channels)
 
 
 @dataclass(frozen=True)
@@ -74,6 +98,8 @@ class ChannelGroup:
             (grouped convolutions, halves of a ``chunk``); 1 where there is no such rule.
         writers: layers whose outputs are these channels.
         readers: mixing layers whose inputs are these channels.
+        multiple: the count that is kept in each block is a multiple of this, unless it is whole
+            (the model's code asks for it).
     """
 
     name: str
@@ -82,11 +108,17 @@ class ChannelGroup:
     blocks: int = 1
     writers: tuple[str, ...] = ()
     readers: tuple[str, ...] = ()
+    multiple: int = 1
 
     @property
     def channels(self) -> slice:
         """Slice of this group in any ``(num_channels,)`` vector."""
         return slice(self.start, self.start + self.size)
+
+    @property
+    def block_size(self) -> int:
+        """Number of channels in each block."""
+        return self.size // self.blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +131,10 @@ class ChannelGraph:
         protected: layers whose output channels are left whole, with the reason.
         output_layers: mixing layers that write the model's output.
         spatial: per mixing or depthwise layer, the number of output positions a sample (``H * W``
-            times calls) at the traced input size; multiply-adds follow from it.
+            times calls) at the traced input size; multiply-adds follow from it. It is 0 for
+            layers that are called in training mode only.
         example: one sample of the traced inputs.
+        tensors: maps of parameters and buffers outside layers that follow channels.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -109,6 +143,7 @@ class ChannelGraph:
     output_layers: tuple[str, ...] = ()
     spatial: Mapping[str, int] = field(default_factory=dict)
     example: Inputs | None = None
+    tensors: tuple[TensorMap, ...] = ()
 
     @cached_property
     def num_channels(self) -> int:
@@ -137,8 +172,8 @@ class ChannelPlan:
         keep: ``(num_channels,)`` booleans.
 
     Raises:
-        PlanError: the vector has another length, a group would lose all its channels, or the
-            blocks of a group keep unequal counts.
+        PlanError: the vector has another length, a group would lose all its channels, the blocks
+            of a group keep unequal counts, or a count that is not a multiple of what the code asks.
     """
 
     graph: ChannelGraph
@@ -163,6 +198,11 @@ class ChannelPlan:
                     f"group {group.name!r} keeps {counts.tolist()} channels in its "
                     f"{group.blocks} blocks: keep the same number in each"
                 )
+            if counts[0] % group.multiple and counts[0] != group.block_size:
+                raise PlanError(
+                    f"group {group.name!r} keeps {counts[0]} channels a block: the model's code "
+                    f"needs a multiple of {group.multiple}"
+                )
 
     @classmethod
     def full(cls, graph: ChannelGraph) -> ChannelPlan:
@@ -171,7 +211,7 @@ class ChannelPlan:
 
     @classmethod
     def random(cls, graph: ChannelGraph, keep: float = 0.5, seed: int = 0) -> ChannelPlan:
-        """Keep a random ``keep`` share of every group, at least one channel a block.
+        """Keep a random ``keep`` share of every group, at least one channel (or multiple) a block.
 
         Raises:
             PlanError: ``keep`` is not in (0, 1].
@@ -181,8 +221,8 @@ class ChannelPlan:
         rng = np.random.default_rng(seed)
         vector = np.zeros(graph.num_channels, dtype=bool)
         for group in graph.groups:
-            block = group.size // group.blocks
-            count = max(1, round(keep * block))
+            block, multiple = group.block_size, group.multiple
+            count = min(block, max(1, round(keep * block / multiple)) * multiple)
             for b in range(group.blocks):
                 chosen = rng.permutation(block)[:count]
                 vector[group.start + b * block + chosen] = True
@@ -201,7 +241,7 @@ class ChannelPlan:
             if name not in groups:
                 raise PlanError(f"the graph has no group {name!r}: the plan is of another model")
             group, indices = groups[name], np.asarray(list(kept))
-            integral = np.issubdtype(indices.dtype, np.integer)
+            integral = np.issubdtype(indices.dtype, np.integer) and indices.size > 0
             if not integral or indices.min() < 0 or indices.max() >= group.size:
                 raise PlanError(
                     f"group {name!r}: kept channels must be integers in [0, {group.size})"

@@ -1,0 +1,98 @@
+"""The interface of a baseline: scores for channels; all else is shared."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from time import perf_counter
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import nn
+
+from stamppruner.budget import Budget, Chooser
+from stamppruner.channels import ChannelGraph, FloatArray
+from stamppruner.heads import find_head, with_classes
+from stamppruner.result import PruneResult, finish, fit_head_
+from stamppruner.target import first_images, sample_target
+from stamppruner.trace import trace_channels
+
+
+class Baseline(ABC):
+    """A pruning method that scores channels.
+
+    Args:
+        floor: share of every group that is always kept.
+        round_to: kept widths are multiples of this where a group is wide enough.
+        sample: most target images that scores, batch norms and the head are fitted on.
+        seed: of everything random.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self, *, floor: float = 0.05, round_to: int = 1, sample: int = 2000, seed: int = 0
+    ) -> None:
+        self.floor, self.round_to, self.sample, self.seed = floor, round_to, sample, seed
+
+    @abstractmethod
+    def scores(self, model: nn.Module, graph: ChannelGraph, target: Any) -> FloatArray:
+        """``(num_channels,)``, larger is kept longer.
+
+        Args:
+            model: full network whose head was fitted to the target by ridge regression.
+            graph: its channels.
+            target: :class:`~stamppruner.target.Target`.
+        """
+
+    def prune(
+        self,
+        model: nn.Module,
+        loader: Any,
+        budget: Budget,
+        *,
+        graph: ChannelGraph | None = None,
+    ) -> PruneResult:
+        """Cut the model for the loader's data under a budget; the model is not changed.
+
+        Args:
+            model: a trained network.
+            loader: yields (images, labels).
+            budget: what must hold.
+            graph: of the model, if it was traced before.
+
+        Raises:
+            DataError: the target cannot be used.
+            BudgetError: the budget cannot be met.
+            UnsupportedModelError: the model cannot be traced.
+        """
+        if graph is None:
+            graph = trace_channels(model, first_images(loader)[:1])
+        target = sample_target(loader, self.sample, seed=self.seed)
+        dense, graph = with_classes(model, graph, target.num_classes)
+        start = perf_counter()
+        if (head := find_head(dense, graph)) is not None:
+            fit_head_(dense, head, target)
+        chooser = Chooser(dense, graph, floor=self.floor, round_to=self.round_to)
+        plan = chooser.choose(self.scores(dense, graph, target), budget)
+        return finish(
+            dense,
+            plan,
+            target,
+            chooser,
+            title=self.name,
+            budget=budget,
+            fit_head=True,
+            recalibrate=True,
+            warnings=[],
+            timings={"choose_channels": perf_counter() - start},
+            settings={"seed": self.seed, "floor": self.floor, "round_to": self.round_to},
+        )
+
+
+def rank_within_groups(scores: FloatArray, graph: ChannelGraph) -> FloatArray:
+    """Rank of each channel in its group, from 0 to 1: every layer is pruned by the same share."""
+    ranks = np.empty_like(scores)
+    for group in graph.groups:
+        order = scores[group.channels].argsort().argsort()
+        ranks[group.channels] = order / max(1, group.size - 1)
+    return ranks

@@ -1,0 +1,29 @@
+"""Taylor pruning on the target: channels whose removal changes the loss least go first."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+from torch.nn import functional as F
+
+from stamppruner.baselines._base import Baseline
+from stamppruner.channels import ChannelGraph, FloatArray
+from stamppruner.target import Target
+from stamppruner.taylor import relative_to_group, taylor_scores
+
+
+class Taylor(Baseline):
+    """First-order Taylor scores on the target (Molchanov et al. 2017), normalised in each group."""
+
+    name = "Taylor on the target"
+
+    def scores(self, model: nn.Module, graph: ChannelGraph, target: Target) -> FloatArray:
+        """Scores relative to the root mean square of their group."""
+        device = next(model.parameters()).device
+        scores = taylor_scores(
+            model,
+            graph,
+            target.batches(50, device),
+            lambda logits, labels: F.cross_entropy(logits, labels, reduction="none"),
+        )
+        return np.asarray(relative_to_group(scores, graph).cpu().numpy())

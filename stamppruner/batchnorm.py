@@ -1,0 +1,41 @@
+"""Batch-norm statistics of a network on new data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def recalibrate_(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Re-estimate the running statistics of every batch norm as plain averages over batches.
+
+    After a cut they describe sums over channels that are gone. Modes and momenta are left as found;
+    nothing happens without batch norms or batches.
+
+    Args:
+        model: changed in place.
+        batches: images ``(B, C, H, W)``, B at least 2.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    todo = list(batches)
+    if not norms or not todo:
+        return
+    momenta = [norm.momentum for norm in norms]
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # cumulative average
+        norm.training = True
+    try:
+        with torch.no_grad():
+            for images in todo:
+                model(images)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, mode in modes:
+            module.training = mode

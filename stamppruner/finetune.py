@@ -1,0 +1,156 @@
+"""A small training loop and an evaluation, for models that map images to logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from stamppruner.errors import ConfigError, DataError, StampError
+from stamppruner.evidence import running_statistics
+from stamppruner.history import History
+from stamppruner.layers import first_floating
+from stamppruner.progress import bar
+from stamppruner.target import as_loader, checked_batches
+
+
+def finetune(
+    model: nn.Module,
+    loader: Any,
+    *,
+    epochs: int,
+    lr: float = 0.02,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    warmup: float = 0.1,
+    label_smoothing: float = 0.0,
+    amp: bool = False,
+    progress: bool = True,
+    callback: Callable[[int, dict[str, float]], None] | None = None,
+) -> History:
+    """Train in place with SGD (Nesterov), linear warm-up and a cosine to zero.
+
+    Args:
+        model: images ``(B, C, H, W)`` to logits ``(B, classes)``; left in its train or eval mode.
+        loader: yields (images, labels), once an epoch.
+        epochs: passes over the loader; 0 does nothing.
+        lr: largest learning rate.
+        momentum: of SGD.
+        weight_decay: of SGD.
+        warmup: share of the steps in which the rate rises.
+        label_smoothing: of the cross-entropy.
+        amp: bfloat16 autocast, on the model's device.
+        progress: show a bar where the output is a terminal.
+        callback: called with the epoch's number and figures.
+
+    Returns:
+        ``loss`` and ``accuracy`` on the training batches, a row an epoch.
+
+    Raises:
+        ConfigError: epochs or lr out of range.
+        DataError: unusable batches, labels beyond the model's outputs, or a loss that is not
+            finite.
+    """
+    if epochs < 0 or not 0 < lr < math.inf:
+        raise ConfigError(f"finetune(epochs={epochs}, lr={lr}): epochs from 0 and a finite lr > 0")
+    history = History()
+    batches = as_loader(loader)
+    steps = epochs * _length(batches)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(
+        parameters, lr, momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
+    )
+    device = first_floating(model).device
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    done = 0
+    try:
+        shown = bar(total=steps, description="fine-tune", shown=progress)
+        for epoch in range(epochs):
+            loss_sum = correct = count = 0.0
+            for images, labels in checked_batches(batches):
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * _schedule(done / steps, warmup)
+                images, labels = images.to(device), labels.to(device)
+                with torch.autocast(device.type, torch.bfloat16, enabled=amp):
+                    logits = model(images)
+                _check_logits(model, logits, labels)
+                loss = F.cross_entropy(
+                    logits.float(), labels.long(), label_smoothing=label_smoothing
+                )
+                if not torch.isfinite(loss):
+                    raise DataError(
+                        f"fine-tuning diverged at step {done} (loss {float(loss)}): lower lr={lr}"
+                    )
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                done += 1
+                loss_sum += float(loss) * len(labels)
+                correct += float((logits.argmax(1) == labels).sum())
+                count += len(labels)
+                shown.update()
+            figures = history.add(
+                epoch=epoch, loss=loss_sum / max(1, count), accuracy=correct / max(1, count)
+            )
+            shown.set_postfix(loss=f"{figures['loss']:.3g}", accuracy=f"{figures['accuracy']:.3g}")
+            if callback is not None:
+                callback(epoch, figures)
+        shown.close()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return history
+
+
+def evaluate(model: nn.Module, loader: Any) -> float:
+    """Share of images whose largest logit is their label, in evaluation mode.
+
+    Raises:
+        DataError: unusable batches, or none.
+    """
+    device = first_floating(model).device
+    correct = count = 0
+    with running_statistics(model), torch.no_grad():
+        for images, labels in checked_batches(loader):
+            logits = model(images.to(device))
+            _check_logits(model, logits, labels)
+            correct += int((logits.argmax(1).cpu() == labels.cpu()).sum())
+            count += len(labels)
+    if not count:
+        raise DataError("the loader is empty: there is nothing to evaluate on")
+    return correct / count
+
+
+def _schedule(share: float, warmup: float) -> float:
+    """Factor of the learning rate after a share of all steps."""
+    if share < warmup:
+        return (share + 0.01) / (warmup + 0.01)
+    return 0.5 * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup)))
+
+
+def _length(batches: Iterable[Any]) -> int:
+    try:
+        length = len(batches)  # type: ignore[arg-type]
+    except TypeError:
+        length = sum(1 for _ in batches)
+    if not length:
+        raise DataError("the loader is empty: there is nothing to train on")
+    return length
+
+
+def _check_logits(model: nn.Module, logits: Any, labels: torch.Tensor) -> None:
+    if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
+        raise StampError(
+            f"{type(model).__name__} returns {type(logits).__name__}, not logits (B, classes): "
+            "train it with a loop of your own"
+        )
+    if int(labels.max()) >= logits.shape[1]:
+        raise DataError(
+            f"label {int(labels.max())} needs {int(labels.max()) + 1} outputs and "
+            f"{type(model).__name__} has {logits.shape[1]}: give the head more outputs"
+        )

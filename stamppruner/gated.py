@@ -1,0 +1,81 @@
+"""A network with everything that decides over its channels: phi = {W, pi, theta}."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from stamppruner.channels import ChannelGraph
+from stamppruner.encoders import SetEncoder
+from stamppruner.evidence import ChannelReader
+from stamppruner.gates import Gates
+from stamppruner.layers import first_floating
+from stamppruner.posteriors import Posterior
+
+
+class GatedNet:
+    """The parameters of Algorithm 1, and the masks they give for a set of images.
+
+    Attributes:
+        model: W. Its gates are closed over only inside :meth:`masked`.
+        graph: its channels.
+        posterior: q(m | o), with pi, gamma and beta.
+        encoder: e(X; theta).
+    """
+
+    def __init__(
+        self, model: nn.Module, graph: ChannelGraph, posterior: Posterior, encoder: SetEncoder
+    ) -> None:
+        like = first_floating(model)
+        self.model, self.graph = model, graph
+        self.posterior = posterior.to(like.device)
+        self.encoder = encoder.to(like.device)
+        self._gates = Gates(model, graph)
+        self._reader = ChannelReader(model, graph)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return first_floating(self.model).device
+
+    def evidence(self, images: Tensor) -> Tensor:
+        """Standardised ``Pool(o)`` of every channel, ``(num_channels,)``, for a set of images."""
+        pseudo = self.encoder(images.float())
+        return self._reader.standardised(pseudo.to(first_floating(self.model).dtype)).float()
+
+    def keep_probability(self, images: Tensor) -> Tensor:
+        """``E[m]`` of every channel for a set of images ``(B, C, H, W)`` (Eq. 13)."""
+        return self.posterior.keep_probability(self.evidence(images))
+
+    def sample(
+        self, images: Tensor, *, temperature: float, generator: torch.Generator | None
+    ) -> Tensor:
+        """A relaxed mask ``(num_channels,)`` for a set of images (Eq. 11)."""
+        return self.posterior.sample(
+            self.evidence(images), temperature=temperature, generator=generator
+        )
+
+    @contextmanager
+    def masked(self, mask: Tensor | None) -> Iterator[nn.Module]:
+        """The model under a mask inside the block."""
+        with self._gates.injected() as gates:
+            gates.values = mask
+            try:
+                yield self.model
+            finally:
+                gates.values = None
+
+    def weights(self) -> list[nn.Parameter]:
+        """Trainable parameters of W."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def theta(self) -> list[nn.Parameter]:
+        """Parameters of the set encoder, gamma and beta."""
+        return [*self.encoder.parameters(), *self.posterior.theta_parameters()]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All of phi, in a fixed order."""
+        return [*self.weights(), *self.posterior.pi_parameters(), *self.theta()]

@@ -1,0 +1,123 @@
+"""The classification head: find it, fit it in closed form, put it in place."""
+
+from __future__ import annotations
+
+
+import copy
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stamppruner.channels import KEPT, ChannelGraph
+
+RIDGES = tuple(10.0**k for k in range(-5, 3))
+"""Candidate ridge penalties, as multiples of the features' mean variance."""
+
+_SCALES = tuple(2.0**k for k in range(0, 7))
+
+
+def find_head(model: nn.Module, graph: ChannelGraph) -> str | None:
+    """Name of the linear layer that alone writes the model's output, else None."""
+    if len(graph.output_layers) != 1:
+        return None
+    name = graph.output_layers[0]
+    return name if type(model.get_submodule(name)) is nn.Linear else None
+
+
+def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module at a qualified name."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def new_head(old: nn.Linear, classes: int) -> nn.Linear:
+    """A linear layer like ``old`` with another number of outputs, zeroed."""
+    head = nn.Linear(old.in_features, classes, bias=True).to(old.weight.device, old.weight.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head.train(old.training)
+
+
+def with_classes(
+    model: nn.Module, graph: ChannelGraph, classes: int
+) -> tuple[nn.Module, ChannelGraph]:
+    """A copy of the model, and its graph, whose head has the target's number of classes.
+
+    A head that already has it is kept as it is; so is a model whose output is not written by one
+    linear layer.
+    """
+    own = copy.deepcopy(model)
+    head = find_head(own, graph)
+    if head is None:
+        return own, graph
+    old = own.get_submodule(head)
+    assert isinstance(old, nn.Linear)
+    if old.out_features == classes:
+        return own, graph
+    set_module(own, head, new_head(old, classes))
+    widened = dataclasses.replace(graph.layers[head], outputs=np.full(classes, KEPT))
+    return own, dataclasses.replace(graph, layers={**graph.layers, head: widened})
+
+
+def head_inputs(model: nn.Module, head: str, batches: list[Tensor]) -> Tensor | None:
+    """What the head reads, ``(N, F)`` on the model's device; None if it is not one vector a sample.
+
+    The mode of the model decides about batch norms; no gradients.
+    """
+    found: list[Tensor] = []
+    module = model.get_submodule(head)
+    handle = module.register_forward_pre_hook(lambda _m, args: found.append(args[0].detach()))
+    try:
+        with torch.no_grad():
+            for images in batches:
+                model(images)
+    finally:
+        handle.remove()
+    whole = [x for x in found if x.dim() == 2]
+    if len(whole) != len(batches) or sum(map(len, whole)) != sum(map(len, batches)):
+        return None
+    return torch.cat(whole).float()
+
+
+def fit_ridge_(head: nn.Linear, features: Tensor, labels: Tensor) -> None:
+    """Fit a linear layer to one-hot labels by ridge regression, in place.
+
+    The penalty minimises the leave-one-out error, which the singular value decomposition gives in
+    closed form (Golub, Heath and Wahba 1979); the logits are then scaled to the least
+    leave-one-out cross-entropy, so that training can go on from them.
+
+    Args:
+        head: ``F -> classes``.
+        features: ``(N, F)``.
+        labels: ``(N,)`` integers below ``classes``.
+    """
+    x, n = features.double(), len(features)
+    y = F.one_hot(labels.long(), head.out_features).double()
+    mean_x, mean_y = x.mean(0), y.mean(0)
+    u, s, vh = torch.linalg.svd(x - mean_x, full_matrices=False)
+    target = u.T @ (y - mean_y)
+    variance = float(s.square().sum() / max(1, x.shape[1]))
+    best: tuple[float, Tensor, Tensor] | None = None
+    for ridge in RIDGES:
+        shrink = s.square() / (s.square() + ridge * variance + 1e-12)
+        fitted = (u * shrink) @ target + mean_y
+        leverage = (u.square() * shrink).sum(1) + 1 / n
+        out = y - (y - fitted) / (1 - leverage.clamp(max=1 - 1e-6))[:, None]  # left-one-out
+        error = float((y - out).square().mean())
+        if best is None or error < best[0]:
+            best = error, shrink, out
+    assert best is not None
+    _, shrink, out = best
+    prior = mean_y.clamp_min(1e-4).log()
+    scale = min(_SCALES, key=lambda k: float(F.cross_entropy(k * (out - mean_y) + prior, labels)))
+    weight = vh.T @ ((shrink / s.clamp_min(1e-12))[:, None] * target)  # (F, classes)
+    bias = prior - scale * (mean_x @ weight)
+    with torch.no_grad():
+        head.weight.copy_(scale * weight.T)
+        if head.bias is not None:
+            head.bias.copy_(bias)
+
+

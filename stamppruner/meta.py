@@ -1,0 +1,175 @@
+"""First-order MAML over W, pi and theta: the function STAMP of Algorithm 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stamppruner import objective
+from stamppruner.budget import Budget, Chooser
+from stamppruner.config import STAMPConfig
+from stamppruner.errors import DataError
+from stamppruner.gated import GatedNet
+from stamppruner.heads import fit_ridge_, head_inputs, new_head, set_module
+from stamppruner.history import History
+from stamppruner.progress import bar
+from stamppruner.tasks import Task, TaskSource
+
+Callback = Callable[[int, dict[str, float]], None]
+"""Called after every iteration with its number and figures."""
+
+Mask = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class MetaLearner:
+    """Runs Algorithm 1, lines 1 to 9, on a gated network.
+
+    Attributes:
+        net: phi; changed in place.
+        source: draws tasks.
+        config: settings.
+        head: name of the classification head, None if there is not a single one.
+        fitted_heads: fit a head for every task in closed form, for tasks whose labels are not
+            those of the head; else the head's rows of the task's classes are used.
+    """
+
+    net: GatedNet
+    source: TaskSource
+    config: STAMPConfig
+    head: str | None
+    fitted_heads: bool
+
+    def __post_init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(self.config.seed)
+        self._random = np.random.default_rng(self.config.seed)
+        self._chooser = Chooser(
+            self.net.model,
+            self.net.graph,
+            floor=self.config.floor,
+            round_to=self.config.round_to,
+        )
+        self._kl_weight = self.config.kl_scale / self.source.num_images
+
+    def run(self, *, progress: bool, callback: Callback | None) -> History:
+        """Do all iterations (line 2) and return their figures.
+
+        Each row has ``loss``, ``accuracy`` (of the last minibatches), ``macs`` (expected share)
+        and ``live`` (share of channels with E[m] above the threshold).
+        """
+        history = History()
+        parameters = self.net.parameters()
+        outer = self._optimizer()
+        shown = bar(range(self.config.iterations), description="meta-fit", shown=progress)
+        for i in shown:
+            rate = _decay(i, self.config.iterations)
+            start = [p.detach().clone() for p in parameters]
+            gradients = [torch.zeros_like(p) for p in parameters]
+            rows = []
+            for task in self.source.tasks(self.config.tasks_per_iteration):  # lines 3 to 5
+                task = task.to(self.net.device)
+                rows.append(self._inner(task, self._mask(i), rate))  # line 6
+                for total, p in zip(gradients, parameters, strict=True):
+                    if p.grad is not None:
+                        total.add_(p.grad)
+                with torch.no_grad():
+                    torch._foreach_copy_(parameters, start)
+            for total, p in zip(gradients, parameters, strict=True):
+                p.grad = total
+            for group in outer.param_groups:
+                group["lr"] = group["initial_lr"] * rate
+            outer.step()  # line 8, Eq. 4
+            figures = {k: float(np.mean([row[k] for row in rows])) for k in rows[0]}
+            history.add(iteration=i, **figures)
+            shown.set_postfix({k: f"{v:.3g}" for k, v in figures.items()})
+            if callback is not None:
+                callback(i, figures)
+        for p in parameters:
+            p.grad = None
+        return history
+
+    def _inner(self, task: Task, mask: Mask, rate: float) -> dict[str, float]:
+        """Adapt to one task; leaves the gradient of its last minibatch in ``.grad``."""
+        inner = self._optimizer(rate)
+        batches = list(task.minibatches(self.config.minibatch_size))
+        self.net.model.train()
+        with self._task_head(task) as logits_of:
+            for step, (images, labels) in enumerate(batches):
+                inner.zero_grad()
+                gate = mask(task.images)
+                with self.net.masked(gate) as model:
+                    logits = logits_of(model(images))
+                loss = objective.loss(logits, labels, self.net, self._kl_weight)
+                loss.backward()
+                if step < len(batches) - 1:
+                    inner.step()
+        accuracy = float((logits.argmax(1) == labels).float().mean())
+        with torch.no_grad():
+            expected = self.net.keep_probability(task.images)
+            groups = torch.from_numpy(self.net.graph.group_of).to(expected.device)
+            widths = expected.new_zeros(len(self.net.graph.groups)).index_add(0, groups, expected)
+            macs = self._chooser.costs["macs"]
+            return {
+                "loss": float(loss),
+                "accuracy": accuracy,
+                "macs": float(macs(widths.cpu())) / macs.full,
+                "live": float((expected > self.config.threshold).float().mean()),
+            }
+
+    def _mask(self, iteration: int) -> Mask:
+        """How masks are drawn for a task: relaxed first, then under random hard budgets."""
+        config = self.config
+        if iteration < round((1 - config.budget_share) * config.iterations):
+            return objective.Relaxed(self.net, config.temperature, self._generator)
+        low, high = (math.log(share) for share in config.budget_range)
+        share = min(1.0, math.exp(self._random.uniform(low, high)))
+        return objective.Budgeted(self.net, self._chooser, Budget(macs=share))
+
+    def _optimizer(self, rate: float = 1.0) -> torch.optim.Adam:
+        c = self.config
+        groups = [
+            (self.net.weights(), c.weights_lr),
+            (self.net.posterior.pi_parameters(), c.pi_lr),
+            (self.net.theta(), c.theta_lr),
+        ]
+        return torch.optim.Adam(
+            [{"params": p, "lr": lr * rate, "initial_lr": lr} for p, lr in groups if p],
+            foreach=True,
+        )
+
+    @contextmanager
+    def _task_head(self, task: Task) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Logits of the task's classes, from the reference head's rows or a head of its own."""
+        if not self.fitted_heads:
+            rows = torch.tensor(task.classes, device=task.images.device)
+            yield lambda logits: logits.index_select(1, rows)
+            return
+        if self.head is None:
+            raise DataError(
+                "these tasks need a head of their own, but the model's output is not written by one "
+                "linear layer: pass a TaskSampler whose labels are the model's outputs"
+            )
+        old = self.net.model.get_submodule(self.head)
+        assert isinstance(old, nn.Linear)
+        head = new_head(old, task.ways)
+        batches = list(task.images.split(max(2, self.config.minibatch_size)))
+        with torch.no_grad(), self.net.masked(self.net.keep_probability(task.images)):
+            features = head_inputs(self.net.model, self.head, batches)
+        if features is not None:
+            fit_ridge_(head, features, task.labels)
+        set_module(self.net.model, self.head, head)
+        try:
+            yield lambda logits: logits
+        finally:
+            set_module(self.net.model, self.head, old)
+
+
+def _decay(iteration: int, iterations: int) -> float:
+    """Learning rates fall to a tenth at 50% and again at 80% (paper, section A.2)."""
+    return 0.1 ** sum(iteration >= share * iterations for share in (0.5, 0.8))

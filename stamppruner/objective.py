@@ -1,0 +1,59 @@
+"""The objective of Eq. 3: task loss + KL of the gates, under masks of one of two kinds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stamppruner.budget import Budget, Chooser
+from stamppruner.gated import GatedNet
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """The paper's masks: concrete samples of the posterior."""
+
+    net: GatedNet
+    temperature: float
+    generator: torch.Generator
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """A mask ``(num_channels,)`` for the set of images."""
+        return self.net.sample(images, temperature=self.temperature, generator=self.generator)
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """Hard masks that meet a budget, with the gradient of ``E[m]`` (straight-through).
+
+    The weights learn to work in small networks and the gates learn their order; a new budget every
+    task serves every budget afterwards.
+    """
+
+    net: GatedNet
+    chooser: Chooser
+    budget: Budget
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """A mask ``(num_channels,)`` of zeros and ones for the set of images."""
+        expected = self.net.keep_probability(images)
+        plan = self.chooser.choose(expected.detach().cpu().numpy(), self.budget)
+        hard = torch.from_numpy(plan.keep.astype(np.float32)).to(expected)
+        return hard + expected - expected.detach()
+
+
+def loss(logits: Tensor, labels: Tensor, net: GatedNet, kl_weight: float) -> Tensor:
+    """Cross-entropy plus weighted KL: one minibatch's share of Eq. 3.
+
+    Args:
+        logits: ``(B, ways)``.
+        labels: ``(B,)``.
+        net: whose posterior gives the KL, in nats over all channels.
+        kl_weight: ``kl_scale / N``, with N the size of the data set the tasks come from.
+    """
+    cross_entropy = F.cross_entropy(logits.float(), labels)
+    return cross_entropy + kl_weight * net.posterior.kl() if kl_weight else cross_entropy

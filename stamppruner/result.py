@@ -1,0 +1,159 @@
+"""What pruning gives back, and the steps from a plan to it that every method shares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from torch import nn
+
+from stamppruner.batchnorm import recalibrate_
+from stamppruner.budget import Budget, Chooser
+from stamppruner.certificate import shrink
+from stamppruner.channels import ChannelPlan
+from stamppruner.finetune import evaluate, finetune
+from stamppruner.heads import find_head, fit_ridge_, head_inputs
+from stamppruner.history import History
+from stamppruner.io import PathLike, check_writable
+from stamppruner.layers import first_floating
+from stamppruner.report import Report
+from stamppruner.slim import save_slim
+from stamppruner.summary import make_report
+from stamppruner.target import Target
+
+_BATCH = 128
+
+
+@dataclass
+class PruneResult:
+    """A slim network and everything known about how it came to be.
+
+    Attributes:
+        model: a plain module of the model's own class; no hooks, nothing of this package in it.
+        plan: which channels were kept.
+        report: printable, and savable as HTML or JSON.
+        history: of :meth:`finetune`.
+    """
+
+    model: nn.Module
+    plan: ChannelPlan
+    report: Report
+    history: History = field(default_factory=History)
+
+    def finetune(self, loader: Any, epochs: int, **settings: Any) -> History:
+        """Train the slim model; see :func:`stamppruner.finetune` for the settings.
+
+        An optimizer that was built on the dense model does not know the slim parameters.
+        """
+        start = perf_counter()
+        self.history = finetune(self.model, loader, epochs=epochs, **settings)
+        self._add(timings={"finetune": perf_counter() - start})
+        return self.history
+
+    def evaluate(self, loader: Any) -> float:
+        """Accuracy of the slim model in [0, 1], which the report notes.
+
+        As ``accuracy_after_cut`` before fine-tuning, as ``accuracy_after_finetune`` after it.
+        """
+        accuracy = evaluate(self.model, loader)
+        name = "accuracy_after_finetune" if len(self.history) else "accuracy_after_cut"
+        self._add(metrics={name: accuracy})
+        return accuracy
+
+    def save(self, path: PathLike) -> None:
+        """Write the slim model; :func:`stamppruner.load_slim` reads it.
+
+        Raises:
+            CheckpointError: the path cannot be written.
+        """
+        check_writable(path)
+        graph = self.plan.graph
+        save_slim(
+            path,
+            self.model,
+            {
+                "kept": self.plan.record(),
+                "input_shape": graph.example.sample_shape if graph.example else None,
+                "budget": self.report.budget,
+                "reached": self.report.reached,
+                "settings": self.report.settings,
+            },
+        )
+
+    def _add(self, **changes: Mapping[str, float]) -> None:
+        merged = {name: {**getattr(self.report, name), **new} for name, new in changes.items()}
+        self.report = dataclasses.replace(self.report, **merged)
+
+
+def finish(
+    dense: nn.Module,
+    plan: ChannelPlan,
+    target: Target,
+    chooser: Chooser,
+    *,
+    title: str,
+    budget: Budget | None,
+    fit_head: bool,
+    recalibrate: bool,
+    warnings: list[str],
+    timings: dict[str, float],
+    settings: Mapping[str, Any],
+) -> PruneResult:
+    """Cut with proof, re-estimate batch norms, fit the head, and report.
+
+    Args:
+        dense: full network with a head of the target's classes; not changed.
+        plan: what to keep of it.
+        target: sample of the target.
+        chooser: of ``dense``, for its costs.
+        title: of the report.
+        budget: as asked.
+        fit_head: fit a ridge head on the slim network's features.
+        recalibrate: re-estimate batch-norm statistics on the target.
+        warnings: for the report.
+        timings: seconds of the steps before; this one's are added.
+        settings: for the report.
+
+    Raises:
+        EquivalenceError: the slim network differs from the masked one.
+    """
+    start = perf_counter()
+    slim = shrink(dense, plan)
+    timings["cut_and_prove"] = perf_counter() - start
+    start = perf_counter()
+    device = first_floating(slim).device
+    batches = target.image_batches(_BATCH, device)
+    if recalibrate:
+        recalibrate_(slim, batches)
+    if fit_head and (head := find_head(slim, plan.graph)) is not None:
+        fit_head_(slim, head, target)
+    timings["recalibrate_and_fit_head"] = perf_counter() - start
+    report = make_report(
+        dense,
+        slim,
+        plan,
+        chooser,
+        title=title,
+        budget=budget,
+        warnings=warnings,
+        metrics={},
+        timings=timings,
+        settings=settings,
+    )
+    return PruneResult(slim, plan, report)
+
+
+def fit_head_(model: nn.Module, head: str, target: Target) -> None:
+    """Fit the head by ridge regression on the target, with batch norms on running statistics."""
+    device = first_floating(model).device
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    features = head_inputs(model, head, target.image_batches(_BATCH, device))
+    for module, mode in modes:
+        module.training = mode
+    layer = model.get_submodule(head)
+    if features is not None and isinstance(layer, nn.Linear):
+        fit_ridge_(layer, features, target.labels.to(device))

@@ -1,0 +1,160 @@
+"""Slim networks as files: one safetensors file with the weights and a plan that rebuilds them.
+
+Needs torch and safetensors alone. Loading changes the widths of a freshly made model and fills in
+the weights by name: no tracing, no pickle.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stamppruner.errors import CheckpointError
+from stamppruner.io import PathLike, read_metadata, read_safetensors, write_safetensors
+from stamppruner.layers import WIDTH_ATTRIBUTES
+
+FORMAT = "stamppruner.slim"
+VERSION = 1
+
+_MAX_WIDTH = 2**24
+
+
+def save_slim(path: PathLike, model: nn.Module, plan: Mapping[str, Any]) -> None:
+    """Write a slim model.
+
+    Args:
+        path: usually ``*.safetensors``; replaced atomically.
+        model: the slim model.
+        plan: JSON-able facts to travel with it (kept channels, budget, versions).
+
+    Raises:
+        CheckpointError: the path cannot be written.
+    """
+    record = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "widths": _widths(model),
+        **plan,
+    }
+    write_safetensors(path, model.state_dict(), {FORMAT: json.dumps(record)})
+
+
+def describe(path: PathLike) -> dict[str, Any]:
+    """The plan in a slim file; reads its header only.
+
+    Raises:
+        CheckpointError: the file cannot be read or is not a slim file of a known version.
+    """
+    return _record(read_metadata(path), path)
+
+
+def load_slim(
+    path: PathLike,
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """Rebuild a slim model, with exactly the outputs of the one that was saved.
+
+    Args:
+        path: a file of :meth:`PruneResult.save`.
+        model: a full model of the saved class, which is not changed, or a function that makes one
+            (a class, ``lambda: resnet18(100)``). Its weights do not matter.
+        device: of the result.
+
+    Returns:
+        The slim model, in evaluation mode.
+
+    Raises:
+        CheckpointError: the file cannot be read, is of another format or version, or does not fit
+            the model; every name that does not fit is listed.
+    """
+    tensors, metadata = read_safetensors(path)
+    record = _record(metadata, path)
+    slim = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+    _check_names(slim, tensors, path)
+    _apply_widths(slim, record.get("widths"), path)
+    for name, tensor in tensors.items():
+        _assign(slim, name, tensor)
+    return slim.to(device).eval()
+
+
+def _record(metadata: Mapping[str, str], path: PathLike) -> dict[str, Any]:
+    try:
+        record = json.loads(metadata[FORMAT])
+        version = record["version"]
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is not a slim model of this package: it has no readable {FORMAT!r} metadata"
+        ) from error
+    if version != VERSION:
+        raise CheckpointError(
+            f"{path} has slim format version {version!r}, this package reads {VERSION}: use the "
+            "release that wrote it"
+        )
+    return dict(record)
+
+
+def _widths(model: nn.Module) -> dict[str, dict[str, int]]:
+    """Width attributes of every module that has some."""
+    found = {}
+    for name, module in model.named_modules():
+        own = {a: v for a in WIDTH_ATTRIBUTES if isinstance(v := getattr(module, a, None), int)}
+        if own:
+            found[name] = own
+    return found
+
+
+def _check_names(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike) -> None:
+    own = model.state_dict()
+    missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    ranks = [n for n in own.keys() & tensors.keys() if own[n].dim() != tensors[n].dim()]
+    problems = [
+        f"{what} {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+        for what, names in (
+            ("the file lacks", missing),
+            ("the model lacks", extra),
+            ("other number of axes:", sorted(ranks)),
+        )
+        if names
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{path} does not fit {type(model).__name__}: {'; '.join(problems)}. Pass the model "
+            "class (and code version) that was pruned"
+        )
+
+
+def _apply_widths(model: nn.Module, widths: Any, path: PathLike) -> None:
+    modules = dict(model.named_modules())
+    if not isinstance(widths, dict):
+        raise CheckpointError(f"{path}: the plan lists no widths: the file is damaged")
+    for name, attributes in widths.items():
+        if name not in modules or not isinstance(attributes, dict):
+            raise CheckpointError(f"{path}: the model has no module {name!r}: pass the pruned class")
+        for attribute, value in attributes.items():
+            known = attribute in WIDTH_ATTRIBUTES and hasattr(modules[name], attribute)
+            if not known or type(value) is not int or not 0 < value < _MAX_WIDTH:
+                raise CheckpointError(
+                    f"{path}: {name!r} cannot have {attribute} = {value!r}: the file is damaged or "
+                    "of another model"
+                )
+            if getattr(modules[name], attribute) != value:
+                setattr(modules[name], attribute, value)
+
+
+def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor in the place of a parameter or buffer, keeping ``requires_grad``."""
+    parent, _, leaf = name.rpartition(".")
+    module = model.get_submodule(parent)
+    old = module._parameters.get(leaf)
+    if old is not None:
+        module._parameters[leaf] = nn.Parameter(tensor, requires_grad=old.requires_grad)
+    else:
+        module._buffers[leaf] = tensor

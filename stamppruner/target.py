@@ -1,0 +1,130 @@
+"""A target data set as the prune stage needs it: a sample of images and labels, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from stamppruner.errors import DataError
+from stamppruner.tasks import check_batch
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A uniform sample of a labelled data set.
+
+    Attributes:
+        images: ``(N, C, H, W)`` in random order.
+        labels: ``(N,)`` int64.
+        num_classes: largest label of the whole data set, plus one.
+        num_images: size of the whole data set.
+    """
+
+    images: Tensor
+    labels: Tensor
+    num_classes: int
+    num_images: int
+
+    def batches(self, size: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        """Images and labels ``size`` at a time; a lone last image joins the batch before."""
+        starts = list(range(0, len(self.labels), size))
+        if len(starts) > 1 and len(self.labels) - starts[-1] < 2:
+            starts.pop()
+        for start, stop in zip(starts, [*starts[1:], len(self.labels)], strict=True):
+            yield self.images[start:stop].to(device), self.labels[start:stop].to(device)
+
+    def image_batches(self, size: int, device: torch.device | str = "cpu") -> list[Tensor]:
+        """The images alone."""
+        return [images for images, _ in self.batches(size, device)]
+
+
+def as_loader(data: Any, *, batch_size: int = 128) -> Iterable[Batch]:
+    """A map-style data set becomes a loader; anything else that yields batches passes through.
+
+    Raises:
+        DataError: the data are not iterable.
+    """
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return DataLoader(data, batch_size=batch_size)
+    if not isinstance(data, Iterable):
+        raise DataError(
+            f"{type(data).__name__} is no loader: pass a DataLoader, a Dataset, or an iterable of "
+            "(images, labels) batches"
+        )
+    return data
+
+
+def checked_batches(loader: Any, *, channels: int | None = None) -> Iterator[Batch]:
+    """The loader's batches, each checked.
+
+    Raises:
+        DataError: a batch is not a pair of images and labels that can be trained on.
+    """
+    for number, batch in enumerate(as_loader(loader)):
+        where = f"target batch {number}"
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise DataError(
+                f"{where} is a {type(batch).__name__}, not a pair: yield (images, labels)"
+            )
+        images, labels = batch
+        check_batch(images, labels, channels=channels, where=where)
+        yield images, labels
+
+
+def first_images(loader: Any) -> Tensor:
+    """Images of the first batch.
+
+    Raises:
+        DataError: the loader is empty or its first batch unusable.
+    """
+    for images, _ in checked_batches(loader):
+        return images
+    raise DataError("the target loader is empty: give it at least one batch")
+
+
+def sample_target(
+    loader: Any, limit: int, *, channels: int | None = None, seed: int = 0
+) -> Target:
+    """One pass over a loader that keeps a uniform random sample (reservoir sampling).
+
+    A loader sorted by class is as good as a shuffled one.
+
+    Raises:
+        DataError: no images, unusable batches, images of several sizes, or a single class.
+    """
+    rng = np.random.default_rng(seed)
+    images: list[Tensor] = []
+    labels: list[int] = []
+    seen: set[int] = set()
+    count = 0
+    for x, y in checked_batches(loader, channels=channels):
+        if images and x.shape[1:] != images[0].shape:
+            raise DataError(
+                f"target images of {tuple(images[0].shape)} and {tuple(x.shape[1:])}: resize them "
+                "to one shape"
+            )
+        seen.update(y.unique().tolist())
+        for image, label in zip(x, y.tolist(), strict=True):
+            count += 1
+            if len(images) < limit:
+                images.append(image)
+                labels.append(label)
+            elif (slot := int(rng.integers(count))) < limit:
+                images[slot], labels[slot] = image, label
+    if not images:
+        raise DataError("the target loader is empty: give it at least one batch")
+    if len(seen) < 2:
+        raise DataError(
+            f"the target has the single class {seen.pop()}: a classifier needs at least two"
+        )
+    order = rng.permutation(len(images))
+    stacked = torch.stack([images[i] for i in order])
+    return Target(stacked, torch.tensor(labels)[order], max(seen) + 1, count)
