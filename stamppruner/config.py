@@ -40,6 +40,7 @@ class STAMPConfig:
         set_size: most target images that the set encoder sees.
         fit_head: replace the head by a ridge-regression head on the target's features.
         recalibrate: re-estimate batch-norm statistics on the target after the cut.
+        amp: bfloat16 autocast in the network's forward passes while learning.
         seed: of everything random.
 
     Raises:
@@ -69,6 +70,7 @@ class STAMPConfig:
     set_size: int = 640
     fit_head: bool = True
     recalibrate: bool = True
+    amp: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -65,7 +65,7 @@ class MetaLearner:
         """
         history = History()
         parameters = self.net.parameters()
-        outer = self._optimizer()
+        outer = objective.adam(self.net, self.config)
         shown = bar(range(self.config.iterations), description="meta-fit", shown=progress)
         for i in shown:
             rate = _decay(i, self.config.iterations)
@@ -96,7 +96,7 @@ class MetaLearner:
 
     def _inner(self, task: Task, mask: Mask, rate: float) -> dict[str, float]:
         """Adapt to one task; leaves the gradient of its last minibatch in ``.grad``."""
-        inner = self._optimizer(rate)
+        inner = objective.adam(self.net, self.config, rate)
         batches = list(task.minibatches(self.config.minibatch_size))
         self.net.model.train()
         with self._task_head(task) as logits_of:
@@ -104,7 +104,7 @@ class MetaLearner:
                 inner.zero_grad()
                 gate = mask(task.images)
                 with self.net.masked(gate) as model:
-                    logits = logits_of(model(images))
+                    logits = logits_of(objective.forward(model, images, self.config))
                 loss = objective.loss(logits, labels, self.net, self._kl_weight)
                 loss.backward()
                 if step < len(batches) - 1:
@@ -130,18 +130,6 @@ class MetaLearner:
         low, high = (math.log(share) for share in config.budget_range)
         share = min(1.0, math.exp(self._random.uniform(low, high)))
         return objective.Budgeted(self.net, self._chooser, Budget(macs=share))
-
-    def _optimizer(self, rate: float = 1.0) -> torch.optim.Adam:
-        c = self.config
-        groups = [
-            (self.net.weights(), c.weights_lr),
-            (self.net.posterior.pi_parameters(), c.pi_lr),
-            (self.net.theta(), c.theta_lr),
-        ]
-        return torch.optim.Adam(
-            [{"params": p, "lr": lr * rate, "initial_lr": lr} for p, lr in groups if p],
-            foreach=True,
-        )
 
     @contextmanager
     def _task_head(self, task: Task) -> Iterator[Callable[[Tensor], Tensor]]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stamppruner.budget import Budget, Chooser
+from stamppruner.config import STAMPConfig
 from stamppruner.gated import GatedNet
 
 
@@ -57,3 +58,21 @@ def loss(logits: Tensor, labels: Tensor, net: GatedNet, kl_weight: float) -> Ten
     """
     cross_entropy = F.cross_entropy(logits.float(), labels)
     return cross_entropy + kl_weight * net.posterior.kl() if kl_weight else cross_entropy
+
+
+def forward(model: nn.Module, images: Tensor, config: STAMPConfig) -> Tensor:
+    """Logits of a minibatch, under bfloat16 autocast where the settings say so."""
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=config.amp):
+        return model(images)
+
+
+def adam(net: GatedNet, config: STAMPConfig, rate: float = 1.0) -> torch.optim.Adam:
+    """Adam with the learning rates of W, pi and theta, all times ``rate`` (paper, section A.2)."""
+    groups = [
+        (net.weights(), config.weights_lr),
+        (net.posterior.pi_parameters(), config.pi_lr),
+        (net.theta(), config.theta_lr),
+    ]
+    return torch.optim.Adam(
+        [{"params": p, "lr": lr * rate, "initial_lr": lr} for p, lr in groups if p], foreach=True
+    )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
-import math
 import warnings
 from collections.abc import Sequence
 from time import perf_counter
@@ -14,35 +12,41 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from stamppruner import objective
+from stamppruner import pruner_file
+from stamppruner.adapt import adapt_
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph
 from stamppruner.config import STAMPConfig
 from stamppruner.encoders import SetEncoder, SetTransformer
-from stamppruner.errors import CheckpointError, DataError, StampError, UnsupportedModelError
+from stamppruner.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    StampError,
+    UnsupportedModelError,
+)
 from stamppruner.gated import GatedNet
 from stamppruner.heads import find_head, with_classes
 from stamppruner.history import History
-from stamppruner.inputs import Inputs
-from stamppruner.io import PathLike, check_writable, read_safetensors, write_safetensors
+from stamppruner.io import PathLike, check_writable
 from stamppruner.meta import Callback, MetaLearner
-from stamppruner.progress import bar
 from stamppruner.posteriors import BetaBernoulli, Posterior
 from stamppruner.result import PruneResult, finish, fit_head_
-from stamppruner.target import Target, first_images, sample_target
+from stamppruner.target import first_images, sample_target
 from stamppruner.tasks import LoaderTasks, TaskSource, as_sampler
-from stamppruner.taylor import taylor_scores
 from stamppruner.trace import trace_channels
+from stamppruner.warmstart import warm_start_on_target, warm_start_on_tasks
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "stamppruner.pruner"
-VERSION = 1
-
 _SAMPLE = 2000
 """Target images that ridge heads and batch norms are fitted on."""
+
+_FIT_BATCH = 50
+
+_WARM_TASKS = 8
+"""Reference tasks that pi is warm-started on."""
 
 
 class NotMetaFittedWarning(UserWarning):
@@ -125,7 +129,7 @@ class STAMPPruner:
         if not fitted:
             _check_outputs(net, [c for task in probe_tasks for c in task.classes])
         if config.warm_start and not fitted:
-            self._warm_start(source)
+            warm_start_on_tasks(net, _peek(source, _WARM_TASKS))
         learner = MetaLearner(net, source, config, head, fitted)
         self.history = learner.run(progress=progress, callback=callback)
         net.model.train(self.model.training)
@@ -172,14 +176,14 @@ class STAMPPruner:
         timings = {"read_target": perf_counter() - start}
         start = perf_counter()
         images = target.images[: config.set_size].to(net.device)
+        if head is not None and (config.fit_head or not self.meta_fitted):
+            fit_head_(dense, head, target)
         if not self.meta_fitted:
             notes.append("not meta-fitted: channels are ranked by Taylor scores on the target")
             warnings.warn(f"{notes[-1]}; call meta_fit first", NotMetaFittedWarning, stacklevel=2)
-            if head is not None:
-                fit_head_(dense, head, target)
-            self._warm_start_on(net, target)
+            warm_start_on_target(net, target.batches(_FIT_BATCH, net.device))
         if config.prune_epochs > 0:
-            self._adapt(net, chooser, target, budget, progress)  # line 11
+            adapt_(net, chooser, target, budget, config, progress=progress)  # line 11
         with torch.no_grad():
             scores = net.keep_probability(images).cpu().numpy()
         plan = (
@@ -217,24 +221,16 @@ class STAMPPruner:
         """
         check_writable(path)
         net = self._gated()
-        parts = {"model": net.model, "posterior": net.posterior, "encoder": net.encoder}
-        tensors = {
-            f"{part}.{name}": tensor
-            for part, module in parts.items()
-            for name, tensor in module.state_dict().items()
-        }
         record = {
-            "format": FORMAT,
-            "version": VERSION,
             "model_class": f"{type(self.model).__module__}.{type(self.model).__qualname__}",
             "image_shape": _image_shape(net.graph),
-            "groups": [[g.name, g.size, g.blocks] for g in net.graph.groups],
+            "groups": pruner_file.group_record(net.graph),
             "config": self.config.to_dict(),
             "protect": list(self.protect),
             "meta_fitted": self.meta_fitted,
             "history": self.history.rows,
         }
-        write_safetensors(path, tensors, {FORMAT: json.dumps(record)})
+        pruner_file.write(path, self._parts(), record)
 
     @classmethod
     def load(
@@ -258,39 +254,29 @@ class STAMPPruner:
             CheckpointError: the file cannot be read, or does not fit the model; the message names
                 what differs.
         """
-        tensors, metadata = read_safetensors(path)
+        tensors, record = pruner_file.read(path)
         try:
-            record = json.loads(metadata[FORMAT])
-            version, shape = record["version"], tuple(record["image_shape"])
+            shape, groups = tuple(record["image_shape"]), record["groups"]
             config = STAMPConfig.from_dict(record["config"])
-        except (KeyError, ValueError, TypeError) as error:
-            raise CheckpointError(
-                f"{path} is not a pruner of this package: it has no readable {FORMAT!r} metadata"
-            ) from error
-        if version != VERSION:
-            raise CheckpointError(f"{path} has pruner format {version!r}, this package {VERSION}")
+            protect, history = tuple(record["protect"]), History(list(record["history"]))
+            meta_fitted = bool(record["meta_fitted"])
+        except (KeyError, ValueError, TypeError, ConfigError) as error:
+            raise CheckpointError(f"{path}: its record is damaged ({error!r})") from error
         own = copy.deepcopy(model)
-        _load_part(own, "model", tensors, path)
+        pruner_file.load_part_(own, "model", tensors, path)
+        example = torch.zeros(1, *shape)
         pruner = cls(
-            own,
-            torch.zeros(1, *shape),
-            config=config,
-            posterior=posterior,
-            encoder=encoder,
-            protect=record.get("protect", ()),
+            own, example, config=config, posterior=posterior, encoder=encoder, protect=protect
         )
-        groups = [[g.name, g.size, g.blocks] for g in pruner.graph.groups]
-        if groups != record["groups"]:
-            changed = [g[0] for g in record["groups"] if g not in groups]
-            raise CheckpointError(
-                f"{path}: the model's channel groups are not those that were saved (first: "
-                f"{(changed or ['new groups'])[0]!r}): its code has changed since"
-            )
-        _load_part(pruner._gated().posterior, "posterior", tensors, path)
-        _load_part(pruner._gated().encoder, "encoder", tensors, path)
-        pruner.meta_fitted = bool(record["meta_fitted"])
-        pruner.history = History(record["history"])
+        pruner_file.check_groups(pruner.graph, groups, path)
+        for part, module in pruner._parts().items():
+            pruner_file.load_part_(module, part, tensors, path)
+        pruner.history, pruner.meta_fitted = history, meta_fitted
         return pruner
+
+    def _parts(self) -> dict[str, nn.Module]:
+        net = self._gated()
+        return {"model": net.model, "posterior": net.posterior, "encoder": net.encoder}
 
     def _trace(self, example_inputs: Any) -> None:
         graph = trace_channels(self.model, example_inputs, protect=self.protect)
@@ -311,96 +297,12 @@ class STAMPPruner:
             )
         return self._net
 
-    def _warm_start(self, source: TaskSource) -> None:
-        """Set pi from Taylor scores on reference tasks, each with the head's rows of its classes."""
-        net, scores = self._gated(), []
-        for task in _peek(source, 8):
-            task = task.to(net.device)
-            rows = torch.tensor(task.classes, device=net.device)
-            batches = task.minibatches(_WARM_BATCH)
-            scores.append(
-                taylor_scores(
-                    net.model,
-                    net.graph,
-                    batches,
-                    lambda logits, y, rows=rows: F.cross_entropy(
-                        logits.index_select(1, rows), y, reduction="none"
-                    ),
-                )
-            )
-        mean = torch.stack(scores).square().mean(0).sqrt()
-        net.posterior.warm_start(_keep_from(mean, net.graph))
-
-    def _warm_start_on(self, net: GatedNet, target: Target) -> None:
-        batches = list(target.batches(_WARM_BATCH, net.device))
-        scores = taylor_scores(
-            net.model, net.graph, batches, lambda z, y: F.cross_entropy(z, y, reduction="none")
-        )
-        net.posterior.warm_start(_keep_from(scores, net.graph))
-
-    def _adapt(
-        self,
-        net: GatedNet,
-        chooser: Chooser,
-        target: Target,
-        budget: Budget | None,
-        progress: bool,
-    ) -> None:
-        """K steps of gate and weight learning on the target (line 11)."""
-        config = self.config
-        size = config.minibatch_size
-        generator = torch.Generator().manual_seed(config.seed)
-        mask = (
-            objective.Budgeted(net, chooser, budget)
-            if budget is not None
-            else objective.Relaxed(net, config.temperature, generator)
-        )
-        head = find_head(net.model, net.graph)
-        if head is not None:
-            fit_head_(net.model, head, target)
-        optimizer = torch.optim.Adam(
-            [
-                {"params": net.weights(), "lr": config.weights_lr},
-                {"params": net.posterior.pi_parameters(), "lr": config.pi_lr},
-                {"params": net.theta(), "lr": config.theta_lr},
-            ]
-        )
-        images = target.images[: config.set_size].to(net.device)
-        steps = math.ceil(config.prune_epochs * len(target.labels) / size)
-        net.model.train()
-        for _ in bar(range(steps), description="prune", shown=progress):
-            chosen = torch.randint(len(target.labels), (size,), generator=generator)
-            x, y = target.images[chosen].to(net.device), target.labels[chosen].to(net.device)
-            with net.masked(mask(images)) as model:
-                logits = model(x)
-            optimizer.zero_grad()
-            objective.loss(logits, y, net, config.kl_scale / target.num_images).backward()
-            optimizer.step()
-        net.model.train(self.model.training)
-
     def _warn_dead(self, history: History) -> None:
         live = history["live"][-1] if len(history) else 1.0
         if live < 0.01:
             logger.warning(
                 "only %.1f%% of the gates are live after meta-fitting: lower kl_scale", 100 * live
             )
-
-
-_WARM_BATCH = 50
-
-
-def _keep_from(scores: Tensor, graph: ChannelGraph) -> Tensor:
-    """Keep probabilities ``(num_channels,)`` that are uniform in the rank of a channel's score.
-
-    Scores are taken relative to the root mean square of their group, so that no group dies for
-    the scale of its gradients.
-    """
-    groups = torch.from_numpy(graph.group_of).to(scores.device)
-    size = torch.bincount(groups, minlength=len(graph.groups)).to(scores.dtype)
-    square = scores.new_zeros(len(graph.groups)).index_add(0, groups, scores.square()) / size
-    relative = scores / (square[groups] + 1e-20).sqrt()
-    rank = relative.argsort().argsort().to(scores.dtype)
-    return 0.02 + 0.96 * rank / max(1, len(rank) - 1)
 
 
 def _peek(source: TaskSource, n: int = 1) -> list[Any]:
@@ -437,12 +339,3 @@ def _image_shape(graph: ChannelGraph) -> tuple[int, ...]:
             "trace_channels, mask and shrink for other models"
         )
     return shape
-
-
-def _load_part(module: nn.Module, part: str, tensors: dict[str, Tensor], path: PathLike) -> None:
-    prefix = part + "."
-    state = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit the {part}: {error}") from error

@@ -220,8 +220,6 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
     if not math.isfinite(value):
         return f"{value:g}{units[0]}"
     scaled, index = float(value), 0
-    while abs(scaled) >= base * 0.9995 and index < len(units) - 1:
+    while abs(scaled) >= 999.5 and index < len(units) - 1:  # three digits at the most
         scaled, index = scaled / base, index + 1
-    return (f"{scaled:.3g}" if index == 0 and abs(scaled) < 1000 else _digits(scaled)) + units[
-        index
-    ]
+    return (f"{scaled:.3g}" if index == 0 else _digits(scaled)) + units[index]

@@ -163,9 +163,9 @@ def test_bad_records_are_named():
     data = REPORT.to_json()
     with pytest.raises(CheckpointError, match="format 2, this version reads 1"):
         Report.from_json({**data, "format": 2})
-    with pytest.raises(CheckpointError, match="the report .* extra, title"):
+    with pytest.raises(CheckpointError, match=r"the report .* extra, title"):
         Report.from_json({**{k: v for k, v in data.items() if k != "title"}, "extra": 1})
-    with pytest.raises(CheckpointError, match="entry of groups .* kept, size"):
+    with pytest.raises(CheckpointError, match=r"entry of groups .* kept, size"):
         Report.from_json({**data, "groups": [{"name": "a"}]})
 
 

@@ -22,7 +22,8 @@ from stamppruner.report import markdown_table, text_table
         (fmt.count, 1e30, "1000000000000000P"),
         (fmt.macs, 12, "12 MACs"),
         (fmt.macs, 1_540_000_000, "1.54 GMACs"),
-        (fmt.size, 1023, "1023 B"),
+        (fmt.size, 999, "999 B"),
+        (fmt.size, 1023, "0.999 KiB"),
         (fmt.size, 1024, "1.00 KiB"),
         (fmt.size, 1024**2 - 1, "1.00 MiB"),
         (fmt.milliseconds, 0, "0 s"),
@@ -70,11 +71,11 @@ def test_costs_go_by_the_unit_in_their_name(name, value, expected):
 
 
 def test_terminal_table():
-    table = text_table(["", "before", "after"], [["macs\n", 1, 22], ["x", "333333333", ""]], "  ")
+    table = text_table(["", "before", "after"], [["ma\ncs", 1, 22], ["x", "333333333", ""]], "  ")
     assert table.splitlines() == [
-        "           before  after",
-        "  macs          1     22",
-        "  x     333333333",
+        "            before  after",
+        "  ma cs          1     22",
+        "  x      333333333",
     ]
 
 

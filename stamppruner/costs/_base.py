@@ -1,0 +1,115 @@
+"""The interface of a cost, and layer widths as linear functions of group widths."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stamppruner import layers
+from stamppruner.channels import KEPT, ChannelGraph, IntArray
+
+
+@dataclass(frozen=True)
+class LayerWidths:
+    """Input and output widths of every layer, linear in the group widths ``w``.
+
+    ``inputs = in_fixed + in_per @ w`` and the same for outputs: a group's channel may stand at
+    several positions of a layer (a flatten, a concat of a tensor with itself).
+
+    Attributes:
+        names: the ``L`` layers.
+        modules: their modules.
+        in_fixed, out_fixed: positions that are never removed, ``(L,)``.
+        in_per, out_per: positions a kept channel of each group, ``(L, G)``.
+    """
+
+    names: tuple[str, ...]
+    modules: tuple[nn.Module, ...]
+    in_fixed: Tensor
+    out_fixed: Tensor
+    in_per: Tensor
+    out_per: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, graph: ChannelGraph) -> LayerWidths:
+        """Read the widths off the graph's layer maps; positions the maps lack count as fixed."""
+        named = dict(model.named_modules())
+        names = tuple(graph.layers)
+        sizes = np.array([group.size for group in graph.groups], dtype=np.float64)
+        in_per, out_per, in_fixed, out_fixed = [], [], [], []
+        for name in names:
+            layer = graph.layers[name]
+            in_per.append(_positions(layer.inputs, graph) / sizes)
+            out_per.append(_positions(layer.outputs, graph) / sizes)
+            in_fixed.append(float((layer.inputs == KEPT).sum()))
+            out_fixed.append(float((layer.outputs == KEPT).sum()))
+        return cls(
+            names,
+            tuple(named[name] for name in names),
+            torch.tensor(in_fixed, dtype=torch.float64),
+            torch.tensor(out_fixed, dtype=torch.float64),
+            torch.from_numpy(np.array(in_per).reshape(len(names), len(sizes))),
+            torch.from_numpy(np.array(out_per).reshape(len(names), len(sizes))),
+        )
+
+    def inputs(self, widths: Tensor) -> Tensor:
+        """Input width of every layer, ``(..., L)``, for group widths ``(..., G)``."""
+        return self.in_fixed + widths @ self.in_per.T
+
+    def outputs(self, widths: Tensor) -> Tensor:
+        """Output width of every layer, ``(..., L)``, for group widths ``(..., G)``."""
+        return self.out_fixed + widths @ self.out_per.T
+
+
+class Cost(ABC):
+    """A cost of the network as a function of its group widths.
+
+    Exact at whole widths, differentiable in expected ones, and increasing in each.
+
+    Attributes:
+        name: as in :class:`~stamppruner.Budget`, for example ``"macs"``.
+        unit: printed behind figures.
+        full: cost with every channel kept.
+    """
+
+    name: str
+    unit: str
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
+        self._layers = LayerWidths.of(model, graph)
+        sizes = torch.tensor([group.size for group in graph.groups], dtype=torch.float64)
+        self.full = float(self(sizes).sum())
+
+    @abstractmethod
+    def per_layer(self, widths: Tensor) -> Tensor:
+        """Cost of each layer, ``(..., L)``, for kept channels a group ``(..., G)`` in float64."""
+
+    def __call__(self, widths: Tensor) -> Tensor:
+        """Total cost, ``(...)``, for kept channels a group ``(..., G)``."""
+        return self.per_layer(widths.to(torch.float64)).sum(-1) + self.constant
+
+    @property
+    def constant(self) -> float:
+        """Cost of what no group touches and no layer map lists."""
+        return 0.0
+
+
+def kernel_size(module: nn.Module) -> int:
+    """Weights a pair of one input and one output channel: ``kH * kW``, 1 for a linear layer."""
+    return int(np.prod(getattr(module, "kernel_size", (1,))))
+
+
+def fan_in(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Input channels that one output channel reads, for input widths ``(...)``."""
+    if layers.is_depthwise(module):
+        return torch.ones_like(inputs)
+    return inputs / layers.blocks(module)
+
+
+def _positions(positions: IntArray, graph: ChannelGraph) -> np.ndarray:
+    groups = graph.group_of[positions[positions != KEPT]]
+    return np.bincount(groups, minlength=len(graph.groups)).astype(np.float64)

@@ -1,0 +1,35 @@
+"""Multiply-adds of the convolutions and linear layers, a sample, at the traced input size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from stamppruner.channels import ChannelGraph
+from stamppruner.costs._base import Cost, fan_in, kernel_size
+
+
+class Macs(Cost):
+    """One fused multiply-add counts as one MAC; norms, activations and pooling are not counted.
+
+    The convention is that of fvcore; ``torch.utils.flop_counter`` reports twice the number.
+    """
+
+    name, unit = "macs", "MACs"
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
+        self._spatial = torch.tensor(
+            [graph.spatial.get(name, 0) for name in graph.layers], dtype=torch.float64
+        )
+        modules = dict(model.named_modules())
+        self._kernel = torch.tensor(
+            [kernel_size(modules[name]) for name in graph.layers], dtype=torch.float64
+        )
+        super().__init__(model, graph)
+
+    def per_layer(self, widths: Tensor) -> Tensor:
+        """MACs of each layer: positions x kernel x fan-in x outputs."""
+        inputs, outputs = self._layers.inputs(widths), self._layers.outputs(widths)
+        modules = self._layers.modules
+        reads = torch.stack([fan_in(m, inputs[..., i]) for i, m in enumerate(modules)], dim=-1)
+        return self._spatial * self._kernel * reads * outputs
