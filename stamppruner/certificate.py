@@ -1,25 +1,25 @@
 """The proof behind every cut: the masked dense network and the slim network agree everywhere.
 
 Both run on the same noise in evaluation mode, in double precision where the model takes it, and
-are compared at the input of *every* mixing layer and at the output, so a wrong index map is found
-at the layer where it first shows, even if later layers would hide it.
+are compared at the input and output of *every* mixing layer and at the model's output, so a wrong
+index map is found at the layer where it first shows, even if later layers would hide it. Layers
+that are called in training mode only (auxiliary heads) are compared as well.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from stamppruner import layers
-from stamppruner.channels import ChannelPlan
-from stamppruner.errors import DataError, EquivalenceError
+from stamppruner.calls import FORWARD_ERRORS, evaluating, floating_tensors, run
+from stamppruner.channels import ChannelPlan, LayerMap
+from stamppruner.errors import DataError, EquivalenceError, StampError
 from stamppruner.gates import Gates
 from stamppruner.inputs import Inputs
 from stamppruner.surgery import cut
@@ -38,7 +38,8 @@ class Equivalence:
         max_abs: largest absolute difference of the outputs.
         max_rel: largest difference at any layer, relative to the largest value there.
         worst_layer: where ``max_rel`` was seen; empty for the model's output.
-        positions: input positions of ``worst_layer`` that differ, in the dense numbering.
+        side: of that layer: ``"input"`` or ``"output"``.
+        positions: positions there that differ, in the dense numbering.
         tolerance: bound on ``max_rel`` that was applied.
         error: what the slim network raised, if it did not run.
     """
@@ -46,6 +47,7 @@ class Equivalence:
     max_abs: float
     max_rel: float
     worst_layer: str = ""
+    side: Literal["input", "output"] = "input"
     positions: tuple[int, ...] = ()
     tolerance: float = 0.0
     error: str = ""
@@ -60,8 +62,8 @@ class Equivalence:
 
     def __str__(self) -> str:
         if self.error:
-            return f"the slim network fails: {self.error}"
-        where = f"input of layer {self.worst_layer!r}" if self.worst_layer else "the output"
+            return f"the slim network fails before layer {self.worst_layer!r}: {self.error}"
+        where = f"{self.side} of layer {self.worst_layer!r}" if self.worst_layer else "the output"
         verdict = "equal" if self.passed else "DIFFERENT"
         return (
             f"{verdict}: relative difference {self.max_rel:.2g} at {where} "
@@ -85,7 +87,8 @@ def check_equivalence(
         PlanError: the plan is of another model.
         DataError: no example inputs, and none in the graph.
     """
-    return compare(model, cut(model, plan), plan, _inputs(model, plan, example_inputs), seed=seed)
+    inputs, passes = _inputs(model, plan, example_inputs), _passes(plan)
+    return compare(model, cut(model, plan), plan, inputs, passes=passes, seed=seed)
 
 
 def shrink(
@@ -105,7 +108,8 @@ def shrink(
     """
     slim = cut(model, plan)
     if certify:
-        verdict = compare(model, slim, plan, _inputs(model, plan, example_inputs))
+        inputs = _inputs(model, plan, example_inputs)
+        verdict = compare(model, slim, plan, inputs, passes=_passes(plan))
         if not verdict:
             raise EquivalenceError(
                 f"{type(model).__name__} cut by a plan that {plan}: {verdict}. "
@@ -115,69 +119,175 @@ def shrink(
 
 
 def compare(
-    dense: nn.Module, slim: nn.Module, plan: ChannelPlan, inputs: Inputs, *, seed: int = 0
+    dense: nn.Module,
+    slim: nn.Module,
+    plan: ChannelPlan,
+    inputs: Inputs,
+    *,
+    passes: Sequence[bool] = (False,),
+    seed: int = 0,
 ) -> Equivalence:
     """Compare a dense model under the plan's mask with a slim model, layer by layer.
 
     Neither model is changed; both are copied where double precision needs it.
+
+    Args:
+        dense: the whole model.
+        slim: the cut one.
+        plan: the cut.
+        inputs: give the shapes of the noise.
+        passes: see :func:`~stamppruner.calls.run`.
+        seed: of the noise.
+
+    Raises:
+        StampError: the dense model itself fails on the inputs.
     """
-    dtype = layers.first_floating(dense).dtype
-    if dtype == torch.float32:
+    if layers.first_floating(dense).dtype != torch.float64:
         try:
-            return _compare(_double(dense), _double(slim), plan, inputs.to(torch.float64), seed)
-        except _DenseFailureError:
+            pair = (copy.deepcopy(dense).double(), copy.deepcopy(slim).double())
+            return compare(*pair, plan, inputs.to(torch.float64), passes=passes, seed=seed)
+        except StampError:
             pass  # the model insists on its own precision
-    return _compare(dense, slim, plan, inputs, seed)
-
-
-class _DenseFailureError(Exception):
-    """The dense model itself does not run on the inputs."""
-
-
-def _compare(
-    dense: nn.Module, slim: nn.Module, plan: ChannelPlan, inputs: Inputs, seed: int
-) -> Equivalence:
     like = layers.first_floating(dense)
-    noise = inputs.random(_BATCH, seed)
     tolerance = TOLERANCE.get(like.dtype, 2e-2)
+    noise = inputs.random(_BATCH, seed)
     gates = Gates(dense, plan.graph)
     gates.values = torch.from_numpy(plan.keep.copy()).to(like.device, like.dtype)
+    mixing = [layer for layer in plan.graph.layers.values() if layer.kind == "mixing"]
+    expected, comparison = _Readings(dense, mixing), _Comparison(slim, mixing, plan, tolerance)
     with gates.injected():
         try:
-            expected, dense_out = _readings(dense, plan, noise)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise _DenseFailureError(str(error)) from error
+            expected.observe(noise, passes)
+        except FORWARD_ERRORS as error:
+            raise EquivalenceError(
+                f"{type(dense).__name__} fails on {noise.describe()}: {error}"
+            ) from error
+    comparison.expected = expected.read
     try:
-        seen, slim_out = _readings(slim, plan, noise)
-    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-        return Equivalence(0, 0, tolerance=tolerance, error=f"{type(error).__name__}: {error}")
+        comparison.observe(noise, passes)
+    except _DifferenceError as found:
+        return found.verdict
+    except FORWARD_ERRORS as error:
+        return comparison.failed(f"{type(error).__name__}: {error}")
+    return comparison.outputs(expected.output)
 
-    worst = Equivalence(0.0, 0.0, tolerance=tolerance)
-    for (name, x), (other, y) in zip(expected, seen, strict=False):
-        axis = layers.channel_axis(dense.get_submodule(name), x.dim())
-        kept = torch.from_numpy(plan.graph.layers[name].kept_inputs(plan.keep)).to(x.device)
-        x = x.index_select(axis, kept.nonzero().squeeze(1))
-        if name != other or x.shape != y.shape:
-            return Equivalence(0, 0, name, tolerance=tolerance, error=f"shapes differ at {name!r}")
-        relative = _relative(x, y)
-        if not relative <= tolerance:
-            difference = (x - y).abs().movedim(axis, 0).flatten(1).amax(1)
-            bad = difference > tolerance * float(x.abs().max())
-            positions = kept.nonzero().squeeze(1)[bad].tolist()
-            return Equivalence(0.0, relative, name, tuple(positions), tolerance)
-        if relative > worst.max_rel:
-            worst = Equivalence(0.0, relative, name, (), tolerance)
-    if len(expected) != len(seen) or len(dense_out) != len(slim_out):
-        return Equivalence(0, 0, tolerance=tolerance, error="the networks call different layers")
-    max_abs = 0.0
-    for x, y in zip(dense_out, slim_out, strict=True):
+
+@dataclass
+class _Reading:
+    """What went in or out of a layer."""
+
+    layer: LayerMap
+    side: Literal["input", "output"]
+    values: Tensor
+
+
+class _Readings:
+    """Records what mixing layers read and write, in call order."""
+
+    def __init__(self, model: nn.Module, watched: Sequence[LayerMap]) -> None:
+        self.model, self.watched = model, watched
+        self.read: list[_Reading] = []
+        self.output: list[Tensor] = []
+
+    def observe(self, inputs: Inputs, passes: Sequence[bool]) -> None:
+        """Run the model and note everything."""
+        handles = []
+        for layer in self.watched:
+            module = self.model.get_submodule(layer.name)
+            handles += [
+                module.register_forward_pre_hook(
+                    lambda _m, args, layer=layer: self.note(_Reading(layer, "input", args[0]))
+                ),
+                module.register_forward_hook(
+                    lambda _m, _a, out, layer=layer: self.note(_Reading(layer, "output", out))
+                ),
+            ]
+        try:
+            with evaluating(self.model):
+                self.output = floating_tensors(run(self.model, inputs, passes))
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def note(self, reading: _Reading) -> None:
+        """Note one input or output of a layer, as it is before anything changes it in place."""
+        self.read.append(replace(reading, values=reading.values.clone()))
+
+
+class _DifferenceError(Exception):
+    """Ends a forward pass of the slim network at the first difference."""
+
+    def __init__(self, verdict: Equivalence) -> None:
+        super().__init__(str(verdict))
+        self.verdict = verdict
+
+
+class _Comparison(_Readings):
+    """Compares what a slim network reads and writes with the readings of the dense one."""
+
+    def __init__(
+        self, model: nn.Module, watched: Sequence[LayerMap], plan: ChannelPlan, tolerance: float
+    ) -> None:
+        super().__init__(model, watched)
+        self.plan, self.tolerance = plan, tolerance
+        self.expected: list[_Reading] = []
+        self.count = 0
+        self.worst = Equivalence(0.0, 0.0, tolerance=tolerance)
+
+    def note(self, reading: _Reading) -> None:
+        """Compare with the dense network's reading at the same place.
+
+        Raises:
+            _DifferenceError: they differ.
+        """
+        layer, y = reading.layer, reading.values
+        dense = self.expected[self.count] if self.count < len(self.expected) else None
+        if dense is None or (dense.layer.name, dense.side) != (layer.name, reading.side):
+            raise _DifferenceError(self.failed("the networks call different layers"))
+        x = dense.values
+        axis = layers.channel_axis(self.model.get_submodule(layer.name), x.dim())
+        lookup = layer.kept_inputs if dense.side == "input" else layer.kept_outputs
+        kept = torch.from_numpy(lookup(self.plan.keep)).to(x.device).nonzero().squeeze(1)
+        x = x.index_select(axis, kept)
         if x.shape != y.shape:
-            return Equivalence(0, 0, tolerance=tolerance, error="outputs have different shapes")
-        max_abs = max(max_abs, float((x - y).abs().max()) if x.numel() else 0.0)
+            shapes = f"{tuple(y.shape)} instead of {tuple(x.shape)}"
+            raise _DifferenceError(self.failed(f"the {dense.side} has shape {shapes}"))
         relative = _relative(x, y)
-        if relative > worst.max_rel:
-            worst = Equivalence(0.0, relative, "", (), tolerance)
-    return Equivalence(max_abs, worst.max_rel, worst.worst_layer, worst.positions, tolerance)
+        if relative > self.worst.max_rel:
+            self.worst = Equivalence(0.0, relative, layer.name, dense.side, (), self.tolerance)
+        if relative > self.tolerance:
+            wrong = (x - y).abs().movedim(axis, 0).flatten(1).amax(1)
+            wrong = ~(wrong <= self.tolerance * float(x.abs().max()))
+            places = tuple(kept[wrong].tolist())
+            raise _DifferenceError(
+                Equivalence(0.0, relative, layer.name, dense.side, places, self.tolerance)
+            )
+        dense.values = x.new_empty(0)  # free the memory
+        self.count += 1
+
+    def failed(self, error: str) -> Equivalence:
+        """The verdict on a slim network that does not run past the readings so far."""
+        if self.count == len(self.expected):
+            return Equivalence(0.0, 0.0, tolerance=self.tolerance, error=error)
+        reading = self.expected[self.count]
+        lookup = getattr(reading.layer, f"{reading.side}s")
+        places = tuple((lookup >= 0).nonzero()[0].tolist())
+        return Equivalence(
+            0.0, 0.0, reading.layer.name, reading.side, places, self.tolerance, error
+        )
+
+    def outputs(self, expected: Sequence[Tensor]) -> Equivalence:
+        """The verdict, from the outputs and the readings before."""
+        if self.count < len(self.expected) or len(expected) != len(self.output):
+            return self.failed("the networks call different layers")
+        max_abs, worst = 0.0, self.worst
+        for x, y in zip(expected, self.output, strict=True):
+            if x.shape != y.shape:
+                return self.failed("the outputs have different shapes")
+            max_abs = max(max_abs, float((x - y).abs().max()) if x.numel() else 0.0)
+            if (relative := _relative(x, y)) > worst.max_rel:
+                worst = Equivalence(0.0, relative, tolerance=self.tolerance)
+        return replace(worst, max_abs=max_abs)
 
 
 def _relative(x: Tensor, y: Tensor) -> float:
@@ -190,44 +300,11 @@ def _relative(x: Tensor, y: Tensor) -> float:
     return float(difference.max() / scale.clamp_min(torch.finfo(x.dtype).tiny))
 
 
-def _readings(
-    model: nn.Module, plan: ChannelPlan, inputs: Inputs
-) -> tuple[list[tuple[str, Tensor]], list[Tensor]]:
-    """What every mixing layer reads, in call order, and the floating outputs."""
-    read: list[tuple[str, Tensor]] = []
-    handles = [
-        model.get_submodule(layer.name).register_forward_pre_hook(
-            lambda _module, args, name=layer.name: read.append((name, args[0]))
-        )
-        for layer in plan.graph.layers.values()
-        if layer.kind == "mixing"
-    ]
-    try:
-        with evaluating(model):
-            output = inputs.call(model)
-    finally:
-        for handle in handles:
-            handle.remove()
-    floats = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
-    return read, floats
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, the random state kept; modes restored on exit."""
-    training = [module for module in model.modules() if module.training]
-    cuda = [p.device.index or 0 for p in model.parameters() if p.is_cuda][:1]
-    model.eval()
-    try:
-        with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(cuda):
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _double(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).double()
+def _passes(plan: ChannelPlan) -> tuple[bool, ...]:
+    """With the training pass where some layer is called in training mode only."""
+    graph = plan.graph
+    hidden = any(graph.spatial.get(n) == 0 for n, m in graph.layers.items() if m.kind == "mixing")
+    return (False, True) if hidden else (False,)
 
 
 def _inputs(model: nn.Module, plan: ChannelPlan, example_inputs: Any) -> Inputs:

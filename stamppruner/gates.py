@@ -2,7 +2,8 @@
 
 A gate multiplies what each *reader* of a channel reads, so a channel with mask 0 is exactly a
 removed channel, whatever lies between its writer and its readers (batch norm with a bias, a
-sigmoid, residual sums, depthwise convolutions). This is the ``m ⊗ W`` of Eq. 3 with the product
+sigmoid, residual sums, depthwise convolutions). Norms over channels are gated too: they take their
+statistics over the channels that the mask leaves. This is the ``m ⊗ W`` of Eq. 3 with the product
 taken along the input channels of the next layer's weights.
 """
 
@@ -21,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from stamppruner import layers
 from stamppruner.channels import KEPT, ChannelGraph, ChannelPlan
 from stamppruner.errors import PlanError
+from stamppruner.norms import Norm
 
 
 class Gates:
@@ -38,18 +40,19 @@ class Gates:
 
     def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
         modules = dict(model.named_modules())
-        self._sites: list[tuple[nn.Module, _Gate]] = []
+        self._sites: list[tuple[nn.Module, _Gate | _NormGate]] = []
         for layer in graph.layers.values():
-            if layer.kind != "mixing" or (layer.inputs == KEPT).all():
+            if layer.kind == "channelwise" or (layer.inputs == KEPT).all():
                 continue
-            module = modules.get(layer.name)
-            if module is None or layers.input_width(module) != len(layer.inputs):
+            module, widths = modules.get(layer.name), (len(layer.inputs), len(layer.outputs))
+            if module is None or (layers.widths(module) or widths)[0] != widths[0]:
                 raise PlanError(
                     f"layer {layer.name!r} is missing or has another width than in the graph: "
                     "trace this model anew"
                 )
             index = np.where(layer.inputs == KEPT, graph.num_channels, layer.inputs)
-            self._sites.append((module, _Gate(self, torch.from_numpy(index))))
+            gate = _Gate(self, torch.from_numpy(index))
+            self._sites.append((module, _NormGate(gate, layer.norm) if layer.norm else gate))
         self._extended: Tensor | None = None
         self._handles: list[RemovableHandle] = []
 
@@ -69,7 +72,10 @@ class Gates:
         """Register the hooks (once)."""
         if not self._handles:
             self._handles = [
-                module.register_forward_pre_hook(gate) for module, gate in self._sites
+                module.register_forward_hook(gate)
+                if isinstance(gate, _NormGate)
+                else module.register_forward_pre_hook(gate)
+                for module, gate in self._sites
             ]
 
     def eject(self) -> None:
@@ -94,22 +100,38 @@ class _Gate:
     def __init__(self, gates: Gates, index: Tensor) -> None:
         self.gates, self.index = gates, index
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def mask(self, x: Tensor) -> Tensor | None:
+        """Mask of the positions, ``(C,)``, or ``(B, C)`` where each sample has its own."""
         mask = self.gates._extended
         if mask is None:
             return None
-        x = args[0]
         if self.index.device != mask.device:
             self.index = self.index.to(mask.device)
         gate = mask.index_select(-1, self.index).to(x.dtype)
+        if gate.dim() == 2 and len(gate) != len(x):  # frames or windows repeat their sample's
+            gate = gate.repeat_interleave(len(x) // len(gate), dim=0)
+        return gate
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        x = args[0]
+        gate = self.mask(x)
+        if gate is None:
+            return None
         axis = layers.channel_axis(module, x.dim())
         trailing = [1] * (x.dim() - axis - 1)
-        if gate.dim() == 2:  # one mask a sample; frames or windows repeat it
-            gate = gate.repeat_interleave(x.shape[0] // gate.shape[0], dim=0)
-            gate = gate.view(x.shape[0], *[1] * (axis - 1), -1, *trailing)
-        else:
-            gate = gate.view(-1, *trailing)
-        return (x * gate, *args[1:])
+        leading = [1] * (axis - 1) if gate.dim() == 2 else []
+        return (x * gate.view(*gate.shape[:-1], *leading, -1, *trailing), *args[1:])
+
+
+class _NormGate:
+    """Forward hook that takes a norm's statistics over the channels that the mask leaves."""
+
+    def __init__(self, gate: _Gate, norm: Norm) -> None:
+        self.gate, self.norm = gate, norm
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        gate = self.gate.mask(args[0])
+        return output if gate is None else self.norm(module, args[0], gate)
 
 
 def mask(model: nn.Module, plan: ChannelPlan) -> nn.Module:

@@ -28,19 +28,27 @@ def is_depthwise(module: nn.Module) -> bool:
 
 
 def channelwise_width(module: nn.Module) -> int | None:
-    """Number of channels of a leaf module whose whole state is one value a channel, else None.
+    """Number of channels of a module whose whole state is one value a channel, else None.
 
-    Covers batch and instance norms, PReLU, frozen batch norms, layer scales, and any module of
-    the user's whose parameters and buffers are all of one length. Whether it really treats
-    channels apart is not assumed: the probe runs it, and the certificate checks the cut.
+    Covers batch and instance norms (fused with an activation or not), PReLU, frozen batch norms,
+    layer scales, and any module of the user's whose parameters and buffers are all of one length.
+    Whether it really treats channels apart is not assumed: the probe runs it, and the certificate
+    checks the cut.
     """
-    if next(module.children(), None) is not None:
+    if has_deep_state(module):
         return None
     widths = {tensor.numel() for _, tensor, _ in channel_tensors(module)}
     state = [t for t in (*module.parameters(False), *module.buffers(False)) if t.numel() > 1]
     if len(widths) != 1 or len(state) != len(list(channel_tensors(module))):
         return None
     return widths.pop()
+
+
+def has_deep_state(module: nn.Module) -> bool:
+    """Whether a child of the module has parameters or buffers."""
+    return any(
+        True for child in module.children() for _ in (*child.parameters(), *child.buffers())
+    )
 
 
 def channel_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
@@ -63,6 +71,17 @@ def input_width(module: nn.Module) -> int:
 def output_width(module: nn.Module) -> int:
     """Number of output channels (or features) of a mixing or depthwise layer."""
     return int(module.out_channels if isinstance(module, _ConvNd) else module.out_features)  # type: ignore[arg-type]
+
+
+def widths(module: nn.Module) -> tuple[int, int] | None:
+    """Input and output width of a layer with channels; None where its state does not tell."""
+    if is_mixing(module) or is_depthwise(module):
+        return input_width(module), output_width(module)
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        long = [length for length in tensor.shape if length > 1]
+        if long:
+            return long[0], long[0]
+    return None
 
 
 def blocks(module: nn.Module) -> int:
@@ -106,12 +125,21 @@ WIDTH_ATTRIBUTES = (
     "out_features",
     "num_features",
     "num_channels",
+    "num_groups",
     "num_parameters",
-    "num_classes",
+    "channels",
+    "dim",
 )
 """Integer attributes in which layers note their own widths."""
 
 
-def width_attributes(module: nn.Module, width: int) -> list[str]:
-    """Names of the width attributes of the module that equal ``width``."""
-    return [name for name in WIDTH_ATTRIBUTES if getattr(module, name, None) == width]
+def set_width(module: nn.Module, old: int, new: int) -> None:
+    """Write the new width into every attribute of the module that notes the old one."""
+    for name in WIDTH_ATTRIBUTES:
+        if module.__dict__.get(name) == old:
+            setattr(module, name, new)
+    shape = getattr(module, "normalized_shape", None)
+    if isinstance(shape, int):
+        shape = (shape,)
+    if shape is not None and tuple(shape)[0] == old:
+        module.normalized_shape = (new, *tuple(shape)[1:])  # type: ignore[assignment]

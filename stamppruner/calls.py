@@ -1,0 +1,195 @@
+"""Forward passes of a model, observed: which layers are called, and with what shapes.
+
+A model may call layers in training mode only (auxiliary heads). So besides the evaluation pass
+there is a second one where that makes a difference: containers in training mode, leaf modules
+(norms, dropout) in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves
+
+from stamppruner import layers, norms
+from stamppruner.errors import UnsupportedModelError
+from stamppruner.inputs import Inputs
+
+FORWARD_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    NotImplementedError,
+)
+"""What a forward pass raises when it does not fit its inputs or its layers."""
+
+_OPAQUE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Bilinear)
+"""Modules that mix what they read and are never cut."""
+
+
+@dataclass
+class Calls:
+    """Shapes seen in ordinary passes over one sample.
+
+    Attributes:
+        passes: the passes that were run: False in evaluation, True with training containers.
+        outputs: output shapes of every mixing or depthwise layer, one a call, by name, in the
+            order of first calls, pass after pass.
+        evaluated: number of calls of these layers in the evaluation pass.
+        channelwise: width of every channelwise module that was called.
+        norms: every norm over channels, and its width.
+        opaque: width of the input of every module that is never cut.
+        peak: elements of the largest output of any module.
+    """
+
+    passes: tuple[bool, ...] = (False,)
+    outputs: dict[str, list[torch.Size]] = field(default_factory=dict)
+    evaluated: dict[str, int] = field(default_factory=dict)
+    channelwise: dict[str, int] = field(default_factory=dict)
+    norms: dict[str, tuple[norms.Norm, int]] = field(default_factory=dict)
+    opaque: dict[str, int] = field(default_factory=dict)
+    peak: int = 1
+
+    def note(self, name: str, module: nn.Module, x: Any, output: Any) -> None:
+        """Note one call."""
+        if isinstance(module, _OPAQUE) and isinstance(x, Tensor):
+            self.opaque[name] = x.shape[-1]
+        if not isinstance(output, Tensor):
+            return
+        self.peak = max(self.peak, output.numel())
+        if layers.is_mixing(module) or layers.is_depthwise(module):
+            self.outputs.setdefault(name, []).append(output.shape)
+        elif name not in self.norms and isinstance(x, Tensor) and x.shape == output.shape:
+            if norm := norms.recognise(module, x):
+                self.norms[name] = (norm, x.shape[norm.axis])
+            elif (width := layers.channelwise_width(module) or 0) > 1 and x.dim() > 1:
+                if x.shape[1] == width:
+                    self.channelwise[name] = width
+
+
+def record_calls(model: nn.Module, inputs: Inputs) -> Calls:
+    """Run the model, in evaluation mode, and note the shapes that its layers see.
+
+    Raises:
+        UnsupportedModelError: the forward pass fails.
+    """
+    calls = Calls()
+    with _noting(model, calls):
+        try:
+            inputs.call(model)
+        except FORWARD_ERRORS as error:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} fails on the example inputs {inputs.describe()} in "
+                f"evaluation mode: {type(error).__name__}: {error}. Pass example_inputs it takes"
+            ) from error
+    calls.evaluated = {name: len(shapes) for name, shapes in calls.outputs.items()}
+    mixing = [name for name, module in model.named_modules() if layers.is_mixing(module)]
+    if calls.outputs.keys() >= set(mixing):
+        return calls
+    both = Calls(passes=(False, True))
+    with _noting(model, both):
+        try:
+            run(model, inputs, both.passes)
+        except FORWARD_ERRORS:  # it wants targets, say: what it only does in training is not seen
+            return calls
+    both.evaluated = calls.evaluated
+    return both if both.outputs.keys() > calls.outputs.keys() else calls
+
+
+def run(model: nn.Module, inputs: Inputs, passes: Sequence[bool]) -> list[Any]:
+    """The outputs of some passes of a model that is in evaluation mode."""
+    outputs = []
+    for training in passes:
+        with _training_containers(model if training else None):
+            outputs.append(inputs.call(model))
+    return outputs
+
+
+def floating_tensors(output: Any) -> list[Tensor]:
+    """Floating tensors in an output of any nesting; of a dataclass or object, in its fields."""
+    found = []
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, nn.Module | type):
+            found += [x for x in tree_leaves(vars(leaf)) if isinstance(x, Tensor)]
+    return [x for x in found if x.is_floating_point()]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, the random state kept; modes restored on exit."""
+    training = [module for module in model.modules() if module.training]
+    cuda = [p.device.index or 0 for p in model.parameters() if p.is_cuda][:1]
+    model.eval()
+    try:
+        with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(cuda):
+            yield
+    finally:
+        for module in model.modules():
+            module.training = False
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def patched_forwards(forwards: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Replace the ``forward`` of some modules; restored on exit, also after an exception."""
+    before = {module: module.__dict__.get("forward") for module in forwards}
+    try:
+        for module, forward in forwards.items():
+            module.forward = forward  # type: ignore[method-assign]
+        yield
+    finally:
+        for module, forward in before.items():
+            if forward is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = forward
+
+
+@contextmanager
+def _noting(model: nn.Module, calls: Calls) -> Iterator[None]:
+    def hook(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            calls.note(name, module, args[0] if args else None, output)
+
+        return note
+
+    handles = [m.register_forward_hook(hook(n)) for n, m in model.named_modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _training_containers(model: nn.Module | None) -> Iterator[None]:
+    """Training mode for the modules that only arrange others; for none if the model is None."""
+    containers = [
+        module
+        for module in ([] if model is None else model.modules())
+        if next(module.children(), None) is not None
+        and not isinstance(module, _NormBase)
+        and not layers.is_mixing(module)
+        and not layers.is_depthwise(module)
+    ]
+    try:
+        for module in containers:
+            module.training = True
+        yield
+    finally:
+        for module in containers:
+            module.training = False

@@ -1,0 +1,172 @@
+"""Cut, compare, and protect what differs, until the cut of half of every group is proved.
+
+The proof runs on a copy with random norms, biases and scales: in a new network they are all equal,
+which would hide a wrong permutation, or zero, which would hide a whole branch.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from stamppruner import layers, surgery
+from stamppruner.calls import FORWARD_ERRORS, evaluating, run
+from stamppruner.certificate import Equivalence, compare
+from stamppruner.channels import ChannelGraph, ChannelGroup, ChannelPlan
+from stamppruner.graph import Traced, build_graph
+from stamppruner.inputs import Inputs
+
+logger = logging.getLogger(__name__)
+
+_MULTIPLES = (2, 4, 8, 16, 32)
+"""Divisors that are tried for a group that cannot keep an odd number of channels."""
+
+
+def prove(model: nn.Module, traced: Traced, inputs: Inputs) -> ChannelGraph:
+    """The channel graph, with everything protected whose removal cannot be proved.
+
+    Args:
+        model: the traced model; it is not changed.
+        traced: what is known of it; protections are added.
+        inputs: for the comparison.
+    """
+    case = _Case(model, traced, inputs)
+    graph = build_graph(traced)
+    for odd in (False, True):
+        while graph.groups and not (verdict := case.verdict(graph, graph.groups, odd=odd)):
+            known = traced.decisions
+            if odd:
+                case.restrict(graph, verdict)
+            else:
+                case.protect(graph, verdict)
+            if traced.decisions == known:  # the verdict points at nothing that can still be saved
+                case.give_up(graph.groups, f"the cut could not be proved ({verdict})")
+            graph = build_graph(traced)
+    return graph
+
+
+class _Case:
+    """A model under proof."""
+
+    def __init__(self, model: nn.Module, traced: Traced, inputs: Inputs) -> None:
+        self.traced = traced
+        self.passes = traced.calls.passes
+        self.model, self.inputs = _randomised(model, inputs, self.passes)
+
+    def verdict(
+        self, graph: ChannelGraph, groups: Sequence[ChannelGroup], *, odd: bool = False
+    ) -> Equivalence:
+        """Cut some groups, to a half or to an odd number a block, and compare."""
+        counts = {g.name: _count(g, odd) for g in groups}
+        return self.compared(graph, counts)
+
+    def compared(self, graph: ChannelGraph, counts: dict[str, int]) -> Equivalence:
+        """Cut groups to a count a block, at random, and compare."""
+        rng = np.random.default_rng(0)
+        keep = np.ones(graph.num_channels, dtype=bool)
+        for group in graph.groups:
+            for b in range(group.blocks):
+                chosen = rng.permutation(group.block_size)[counts.get(group.name, group.size) :]
+                keep[group.start + b * group.block_size + chosen] = False
+        plan = ChannelPlan(graph, keep)
+        slim = surgery.cut(self.model, plan)
+        return compare(self.model, slim, plan, self.inputs, passes=self.passes)
+
+    def protect(self, graph: ChannelGraph, verdict: Equivalence) -> None:
+        """Protect the layers that a failed comparison points at."""
+        reason = f"the cut could not be proved ({verdict})"
+        if verdict.worst_layer and verdict.side == "output" and not verdict.error:
+            # it read the right thing, and uses its weight as a whole
+            self.traced.protect_inputs.setdefault(verdict.worst_layer, reason)
+            return
+        self.give_up(self._suspects(graph, verdict, odd=False), reason)
+
+    def restrict(self, graph: ChannelGraph, verdict: Equivalence) -> None:
+        """Find the multiple that a group needs, or protect it."""
+        for group in self._suspects(graph, verdict, odd=True):
+            for multiple in _MULTIPLES:
+                fits = group.multiple < multiple < group.block_size
+                if fits and self.compared(graph, {group.name: multiple}):
+                    self.traced.multiples[group.name] = multiple
+                    break
+            else:
+                self.give_up([group], f"its width is fixed by the code ({verdict})")
+
+    def give_up(self, groups: Sequence[ChannelGroup], reason: str) -> None:
+        """Protect everything that writes the groups."""
+        for group in groups:
+            logger.info("%s is protected: %s", group.name, reason)
+            for name in group.writers:
+                self.traced.protect.setdefault(name, reason)
+
+    def _suspects(
+        self, graph: ChannelGraph, verdict: Equivalence, *, odd: bool
+    ) -> list[ChannelGroup]:
+        """The groups where the difference showed if they fail alone, else found by bisection."""
+        layer = graph.layers.get(verdict.worst_layer)
+        if layer is not None and verdict.positions:
+            channels = (layer.inputs if verdict.side == "input" else layer.outputs)[
+                list(verdict.positions)
+            ]
+            hit = {int(graph.group_of[c]) for c in channels if c >= 0}
+            suspects = [graph.groups[g] for g in sorted(hit)]
+            if suspects and not self.verdict(graph, suspects, odd=odd):
+                return suspects
+        return self._bisect(graph, list(graph.groups), odd=odd)
+
+    def _bisect(
+        self, graph: ChannelGraph, groups: list[ChannelGroup], *, odd: bool
+    ) -> list[ChannelGroup]:
+        """Groups that fail when they are cut without the others; a failing set that does not
+        split into failing halves is returned whole."""
+        if len(groups) == 1:
+            return groups
+        middle = len(groups) // 2
+        for half in (groups[:middle], groups[middle:]):
+            if not self.verdict(graph, half, odd=odd):
+                return self._bisect(graph, half, odd=odd)
+        return groups
+
+
+def _count(group: ChannelGroup, odd: bool) -> int:
+    """Channels to keep in each block: about half, or an odd number of multiples."""
+    half = max(1, round(group.block_size / group.multiple / 2))
+    if odd and group.multiple == 1:
+        half += 1 - half % 2 if half > 2 else 1 - half
+    return min(group.block_size, half * group.multiple)
+
+
+def _randomised(
+    model: nn.Module, inputs: Inputs, passes: Sequence[bool]
+) -> tuple[nn.Module, Inputs]:
+    """A copy in double precision with random parameters, if it runs; else a plain copy."""
+    tried = copy.deepcopy(model).double()
+    doubled = inputs.to(torch.float64)
+    generator = torch.Generator().manual_seed(0)
+
+    def fill(tensor: torch.Tensor, low: float, high: float) -> None:
+        noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+        tensor.copy_(low + (high - low) * noise)
+
+    for parameter in tried.parameters():
+        if sum(length > 1 for length in parameter.shape) > 1:
+            bound = (3 / (parameter.numel() / parameter.shape[0])) ** 0.5
+            fill(parameter, -bound, bound)
+        elif parameter.numel() > 1:
+            fill(parameter, 0.5, 1.5)
+    for module in tried.modules():
+        if layers.channelwise_width(module):
+            for buffer in module.buffers(recurse=False):
+                if buffer.is_floating_point():
+                    fill(buffer, 0.5, 1.5)
+    try:
+        with evaluating(tried):
+            run(tried, doubled, passes)
+        return tried, doubled
+    except FORWARD_ERRORS:
+        return model, inputs
