@@ -73,9 +73,8 @@ class Calls:
         elif name not in self.norms and isinstance(x, Tensor) and x.shape == output.shape:
             if norm := norms.recognise(module, x):
                 self.norms[name] = (norm, x.shape[norm.axis])
-            elif (width := layers.channelwise_width(module) or 0) > 1 and x.dim() > 1:
-                if x.shape[1] == width:
-                    self.channelwise[name] = width
+            elif x.dim() > 1 and layers.channelwise_width(module) == x.shape[1] > 1:
+                self.channelwise[name] = x.shape[1]
 
 
 def record_calls(model: nn.Module, inputs: Inputs) -> Calls:
@@ -146,7 +145,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def patched_forwards(forwards: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Replace the ``forward`` of some modules; restored on exit, also after an exception."""
-    before = {module: module.__dict__.get("forward") for module in forwards}
+    before: dict[nn.Module, Any] = {m: m.__dict__.get("forward") for m in forwards}
     try:
         for module, forward in forwards.items():
             module.forward = forward  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Elements: every output of a layer, input of a layer, and index of a free tensor; and which are one.
+"""Elements: outputs and inputs of layers, indices of free tensors; and which of them are one.
 
 Elements that meet are one channel: a *component* of the graph whose edges the probe found.
 """

@@ -1,4 +1,4 @@
-"""Example inputs of a model, of any structure, as one value that can be cut, repeated and called."""
+"""Example inputs of a model, of any structure, as one value to cut, repeat and call."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ channels: they end one channel's life and begin others. *Depthwise* convolutions
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +46,7 @@ def channelwise_width(module: nn.Module) -> int | None:
 
 def has_deep_state(module: nn.Module) -> bool:
     """Whether a child of the module has parameters or buffers."""
-    return any(
-        True for child in module.children() for _ in (*child.parameters(), *child.buffers())
-    )
+    return any(True for child in module.children() for _ in (*child.parameters(), *child.buffers()))
 
 
 def channel_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
@@ -139,7 +137,5 @@ def set_width(module: nn.Module, old: int, new: int) -> None:
         if module.__dict__.get(name) == old:
             setattr(module, name, new)
     shape = getattr(module, "normalized_shape", None)
-    if isinstance(shape, int):
-        shape = (shape,)
-    if shape is not None and tuple(shape)[0] == old:
-        module.normalized_shape = (new, *tuple(shape)[1:])  # type: ignore[assignment]
+    if isinstance(shape, Sequence) and shape[0] == old:
+        module.normalized_shape = (new, *shape[1:])  # type: ignore[assignment]

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from stamppruner import codes, layers
 from stamppruner.calls import FORWARD_ERRORS, Calls, floating_tensors, patched_forwards, run
@@ -108,7 +109,7 @@ class Probe:
         self.positions = int(starts[-1])
 
     def ask(self, rows: Sequence[Row | None]) -> tuple[BoolArray, BoolArray]:
-        """Answer the questions; in a None row the model's inputs are NaN.
+        """Answer the questions; in a None row, which comes last, the model's inputs are NaN.
 
         Returns:
             ``(rows, positions)``: which positions turn NaN; ``(rows,)``: whether the model's
@@ -118,7 +119,9 @@ class Probe:
             UnsupportedModelError: the forward pass fails when layers answer with constants.
         """
         chunk = max(1, min(len(rows), _CHUNK_BYTES // (self.calls.peak * 4)))
-        answers = [self._forward(rows[i : i + chunk]) for i in range(0, len(rows), chunk)]
+        asked = [row for row in rows if row is not None]
+        answers = [self._forward(asked[i : i + chunk]) for i in range(0, len(asked), chunk)]
+        answers += [self._forward([None])] * (len(rows) - len(asked))
         return np.concatenate([a for a, _ in answers]), np.concatenate([o for _, o in answers])
 
     def _forward(self, rows: Sequence[Row | None]) -> tuple[BoolArray, BoolArray]:
@@ -141,10 +144,15 @@ class Probe:
             forwards[self.layers[name]] = self._answer(name, note, None)
         for name, module in self.norms.items():
             forwards[module] = partial(_pass_on, note, name, self.calls.norms[name][0].axis)
-        hooks = [m.register_forward_hook(partial(_note_output, note, name))
-                 for name, m in self.channelwise.items()]
-        hooks += [m.register_forward_pre_hook(partial(_note_input, note, name))
-                  for name, m in self.opaque.items()]
+        hooks = [
+            m.register_forward_hook(partial(_note_output, note, name))
+            for name, m in self.channelwise.items()
+        ]
+        stop = rows[0] is not None  # what comes out of an opaque module counts as an input
+        hooks += [
+            m.register_forward_pre_hook(partial(_note_input, note, name, stop), with_kwargs=True)
+            for name, m in self.opaque.items()
+        ]
         batch = self.inputs.repeat(count, [r for r, row in enumerate(rows) if row is None])
         try:
             with patched_forwards(forwards):
@@ -162,8 +170,10 @@ class Probe:
     def _answer(
         self, name: str, note: Callable[[str, Tensor, int], Tensor], nan: Tensor | None
     ) -> Callable[..., Tensor]:
-        """A forward that reports its input and returns NaN in the channels ``(rows, C)`` of
-        ``nan``, of a depthwise layer (None) in those that arrived."""
+        """A forward that reports its input, and returns NaN in some channels.
+
+        In those of ``nan``, ``(rows, C)``; of a depthwise layer (None) in those that arrived.
+        """
         module, shapes = self.layers[name], iter(self.calls.outputs[name])
         last = self.calls.outputs[name][-1]
 
@@ -277,8 +287,17 @@ def _note_output(note: Note, name: str, _module: nn.Module, _args: Any, out: Ten
     note(name, out, 1)
 
 
-def _note_input(note: Note, name: str, _module: nn.Module, args: tuple[Any, ...]) -> None:
+def _note_input(
+    note: Note, name: str, stop: bool, _module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Report what a module that is never cut reads; with ``stop``, no NaN goes further."""
     note(name, args[0], -1)
+    if not stop:
+        return None
+    return tree_map(
+        lambda x: x.nan_to_num() if isinstance(x, Tensor) and x.is_floating_point() else x,
+        (args, kwargs),
+    )
 
 
 def _nan_channels(x: Tensor, axis: int, count: int) -> Tensor:

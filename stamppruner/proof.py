@@ -122,8 +122,10 @@ class _Case:
     def _bisect(
         self, graph: ChannelGraph, groups: list[ChannelGroup], *, odd: bool
     ) -> list[ChannelGroup]:
-        """Groups that fail when they are cut without the others; a failing set that does not
-        split into failing halves is returned whole."""
+        """Groups that fail when they are cut without the others.
+
+        A failing set that does not split into a failing half is returned whole.
+        """
         if len(groups) == 1:
             return groups
         middle = len(groups) // 2

@@ -81,7 +81,7 @@ def _breaks(reader: IntArray, rank: IntArray, position: IntArray, count: int) ->
     if len(reader):
         reader, rank, position = reader[new], rank[new], position[new]  # the least position
     breaks = np.zeros(count + 1, dtype=bool)  # before each rank, and after the last
-    starts = np.flatnonzero(np.append(True, np.diff(reader) != 0)) if len(reader) else []
+    starts = np.flatnonzero(np.append(True, np.diff(reader) != 0))[: len(reader)].tolist()
     for low, high in zip(starts, [*starts[1:], len(reader)], strict=True):
         r, x = rank[low:high], position[low:high]
         breaks[r[0]] = breaks[r[-1] + 1] = True

@@ -33,7 +33,10 @@ def cut(model: nn.Module, plan: ChannelPlan) -> nn.Module:
         PlanError: the plan is of another model; nothing was changed.
     """
     _check(model, plan)
-    slim = copy.deepcopy(model)
+    modules = dict(model.named_modules())
+    weights = [modules[layer.name]._parameters.get("weight") for layer, _, _ in plan.cut_layers()]
+    # weights that are replaced below need no copy before
+    slim = copy.deepcopy(model, {id(weight): weight for weight in weights if weight is not None})
     modules = dict(slim.named_modules())
     with torch.no_grad():
         for layer, inputs, outputs in plan.cut_layers():
@@ -101,7 +104,7 @@ def _cut_layer(module: nn.Module, inputs: BoolArray, outputs: BoolArray) -> None
 
 
 def _cut_extras(module: nn.Module, inputs: BoolArray, outputs: BoolArray) -> None:
-    """Slice what a layer of the user's holds a channel next to its weight and bias (a gain, say)."""
+    """Slice what a layer holds a channel next to its weight and bias (a gain, say)."""
     for name, tensor, axis in list(layers.channel_tensors(module)):
         if name not in ("weight", "bias"):
             for kept in (outputs, inputs):
@@ -114,7 +117,7 @@ def _cut_grouped(module: nn.Module, inputs: BoolArray, outputs: BoolArray) -> No
     """Every group keeps the same number of inputs and outputs, in a pattern of its own."""
     module.weight = nn.Parameter(_cut_weight(module, inputs, outputs))
     if module.bias is not None:
-        module.bias = nn.Parameter(_select(module.bias, 0, outputs))
+        module.bias = nn.Parameter(_select(module.bias, 0, outputs))  # type: ignore[arg-type]
     _note_widths(module, inputs, outputs)
 
 
@@ -122,7 +125,7 @@ def _cut_parametrized(module: nn.Module, inputs: BoolArray, outputs: BoolArray) 
     """Write the smaller weight through the parametrization's inverse."""
     module.weight = _cut_weight(module, inputs, outputs)
     if module.bias is not None:
-        module.bias = nn.Parameter(_select(module.bias, 0, outputs))
+        module.bias = nn.Parameter(_select(module.bias, 0, outputs))  # type: ignore[arg-type]
     _note_widths(module, inputs, outputs)
 
 
@@ -189,7 +192,7 @@ def _cut_channelwise(module: nn.Module, kept: BoolArray) -> None:
             _restore(getattr(module, name), old)
         return
     named = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-    for name, tensor in list(named):
+    for name, tensor in named:
         axes = [axis for axis, length in enumerate(tensor.shape) if length == len(kept)]
         if axes:
             _cut_tensor(module, name, axes[0], kept)

@@ -1,4 +1,4 @@
-"""``trace_channels``: from any model to a graph of removable channels that is proved to be right."""
+"""``trace_channels``: from any model to a graph of removable channels, proved to be right."""
 
 from __future__ import annotations
 
@@ -106,17 +106,17 @@ def _probed(
     return _reach(model, inputs, calls), inputs
 
 
-def _reach(
-    model: nn.Module, inputs: Inputs, calls: Calls
-) -> tuple[Reach, list[FreeAxis], Calls]:
+def _reach(model: nn.Module, inputs: Inputs, calls: Calls) -> tuple[Reach, list[FreeAxis], Calls]:
     asker = Probe(model, inputs, calls)
     reach = probe(asker)
     return reach, find_free_axes(asker, reach.silent), calls
 
 
 def _spatial(modules: dict[str, nn.Module], calls: Calls) -> dict[str, int]:
-    """Output positions a sample of each mixing or depthwise layer in the evaluation pass:
-    ``H * W`` of a convolution, tokens of a linear layer, summed over calls."""
+    """Output positions a sample of each mixing or depthwise layer in the evaluation pass.
+
+    ``H * W`` of a convolution, tokens of a linear layer, summed over calls.
+    """
     spatial = {}
     for name, shapes in calls.outputs.items():
         width = layers.output_width(modules[name])
