@@ -86,6 +86,7 @@ class Probe:
 
     def __init__(self, model: nn.Module, inputs: Inputs, calls: Calls) -> None:
         self.model, self.inputs, self.calls = model, inputs, calls
+        self.rows = max(1, _CHUNK_BYTES // (calls.peak * 4))  # that are asked at once
         modules = dict(model.named_modules())
         self.layers = {name: modules[name] for name in calls.outputs}
         self.norms = {name: modules[name] for name in calls.norms}
@@ -107,20 +108,21 @@ class Probe:
         starts = np.cumsum([0, *self.readers.values()])
         self.start = dict(zip(self.readers, starts[:-1].tolist(), strict=True))
         self.positions = int(starts[-1])
+        self.whole = False  # whether some output has no batch axis
 
     def ask(self, rows: Sequence[Row | None]) -> tuple[BoolArray, BoolArray]:
         """Answer the questions; in a None row, which comes last, the model's inputs are NaN.
 
         Returns:
             ``(rows, positions)``: which positions turn NaN; ``(rows,)``: whether the model's
-            output does.
+            output does. Outputs without a batch axis count only for a single row.
 
         Raises:
             UnsupportedModelError: the forward pass fails when layers answer with constants.
         """
-        chunk = max(1, min(len(rows), _CHUNK_BYTES // (self.calls.peak * 4)))
         asked = [row for row in rows if row is not None]
-        answers = [self._forward(asked[i : i + chunk]) for i in range(0, len(asked), chunk)]
+        starts = range(0, len(asked), self.rows)
+        answers = [self._forward(asked[i : i + self.rows]) for i in starts]
         answers += [self._forward([None])] * (len(rows) - len(asked))
         return np.concatenate([a for a, _ in answers]), np.concatenate([o for _, o in answers])
 
@@ -165,6 +167,7 @@ class Probe:
         finally:
             for hook in hooks:
                 hook.remove()
+        self.whole |= not all(_batched(leaf, count) for leaf in floating_tensors(outputs))
         return hits, _nan_rows(outputs, count)
 
     def _answer(
@@ -203,7 +206,11 @@ def probe(asker: Probe) -> Reach:
     bits = codes.bits_for(max(widths, default=2))
     everything: list[Row] = [{p: np.ones(w, dtype=bool)} for p, w in enumerate(widths)]
     spelled = zip(*(codes.spelling(w, bits) for w in widths), strict=True)
-    hits, outputs = asker.ask([{}, *everything, *(dict(enumerate(row)) for row in spelled), None])
+    rows = [{}, *everything, *(dict(enumerate(row)) for row in spelled), None]
+    hits, outputs = asker.ask(rows)
+    if hits[0].any() or outputs[0]:  # rows leak into others (a mean over the batch, say)
+        asker.rows = 1
+        hits, outputs = asker.ask(rows)
 
     silent, arrives, code = hits[0], hits[1 : 1 + len(widths)], hits[1 + len(widths) : -1]
     producer, position = np.nonzero(arrives & ~silent)
@@ -212,6 +219,8 @@ def probe(asker: Probe) -> Reach:
     unsure = np.stack([producer, position], axis=1)[~sure]
     found, ties = _ask_again(asker, unsure, widths)
     reached = outputs[1 : 1 + len(widths)]
+    if asker.whole:
+        reached = np.concatenate([asker.ask([row])[1] for row in everything])
     return Reach(
         widths=asker.widths,
         depthwise=asker.depthwise,
@@ -326,13 +335,17 @@ def _constant(nan: Tensor, shape: Sequence[int], axis: int, dtype: torch.dtype) 
     return values.view(view).expand(*shape).contiguous()
 
 
+def _batched(leaf: Tensor, count: int) -> bool:
+    return leaf.dim() > 0 and len(leaf) > 0 and len(leaf) % count == 0
+
+
 def _nan_rows(outputs: Any, count: int) -> BoolArray:
     """Whether each row of any floating tensor in the outputs holds a NaN, ``(count,)``."""
     found = np.zeros(count, dtype=bool)
     for leaf in floating_tensors(outputs):
         nan = torch.isnan(leaf.detach())
-        if leaf.dim() and leaf.shape[0] % count == 0 and leaf.shape[0]:
+        if _batched(leaf, count):
             found |= nan.reshape(count, -1).any(1).cpu().numpy()
-        else:
+        elif count == 1:
             found |= bool(nan.any())
     return found
