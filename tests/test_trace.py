@@ -1,0 +1,189 @@
+"""Tracing leaves no trace on the model, takes inputs of any structure, and says what it refuses."""
+
+import collections
+import copy
+
+import pytest
+import torch
+from nets import CASES, Net, conv_bn, head, noise, plain, residual, seeded
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from stamppruner import ChannelPlan, check_equivalence, shrink, trace_channels
+from stamppruner.errors import DataError, UnsupportedModelError
+
+
+def fingerprint(model):
+    return (
+        {name: (value.data_ptr(), value.clone()) for name, value in model.state_dict().items()},
+        [sorted(vars(module)) for module in model.modules()],
+        [module.training for module in model.modules()],
+        [len(module._forward_hooks) for module in model.modules()],
+        [len(module._forward_pre_hooks) for module in model.modules()],
+        [(p.requires_grad, p.grad is None) for p in model.parameters()],
+        torch.get_rng_state(),
+    )
+
+
+def same(before, after):
+    for name, (pointer, value) in before[0].items():
+        assert after[0][name][0] == pointer, name
+        assert torch.equal(after[0][name][1], value), name
+    assert before[1:-1] == after[1:-1]
+    assert torch.equal(before[-1], after[-1])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_tracing_and_cutting_leave_no_trace(case):
+    model = case.model(torch.float32)
+    model.train()
+    next(model.children()).eval()
+    next(model.parameters()).requires_grad_(False)
+    model.register_forward_hook(lambda *_: None)
+    before = fingerprint(model)
+    graph = trace_channels(model, noise(1, *case.shapes[0]))
+    plan = ChannelPlan.random(graph)
+    slim = shrink(model, plan)
+    check_equivalence(model, plan)
+    same(before, fingerprint(model))
+    assert [m.training for m in slim.modules()] == [m.training for m in model.modules()]
+    for (name, a), (_, b) in zip(model.named_parameters(), slim.named_parameters(), strict=True):
+        assert a.requires_grad == b.requires_grad, name
+
+
+def test_no_trace_after_a_failing_forward():
+    def wiring(net, x):
+        raise RuntimeError("no such luck")
+
+    model = Net(wiring, a=conv_bn(3, 8))
+    before = fingerprint(model)
+    with pytest.raises(UnsupportedModelError, match=r"\(1, 3, 8, 8\).*no such luck"):
+        trace_channels(model, torch.zeros(1, 3, 8, 8))
+    same(before, fingerprint(model))
+
+
+def test_interrupts_are_not_swallowed():
+    def wiring(net, x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trace_channels(Net(wiring, a=conv_bn(3, 8)), torch.zeros(1, 3, 8, 8))
+
+
+def test_a_model_without_layers_is_refused():
+    with pytest.raises(UnsupportedModelError, match="nothing to prune"):
+        trace_channels(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3)), torch.zeros(1, 3, 8, 8))
+
+
+def test_a_scripted_model_is_refused():
+    scripted = torch.jit.trace(seeded(plain), torch.zeros(1, 3, 8, 8))
+    with pytest.raises(UnsupportedModelError, match="TorchScript"):
+        trace_channels(scripted, torch.zeros(1, 3, 8, 8))
+
+
+def test_a_model_that_cannot_be_copied_is_refused():
+    model = seeded(plain)
+    model.kept = model[0][0].weight * 2  # not a leaf
+    with pytest.raises(UnsupportedModelError, match="cannot be copied"):
+        trace_channels(model, torch.zeros(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "nothing", [(), {}, ("a", 3), torch.tensor(1.0), [torch.zeros(0, 3, 8, 8)]]
+)
+def test_inputs_without_a_sample_are_refused(nothing):
+    with pytest.raises(DataError, match="no tensor with a batch axis"):
+        trace_channels(seeded(plain), nothing)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "image"])
+def test_inputs_of_other_types_are_refused(wrong):
+    with pytest.raises(DataError, match="pass a tensor, a tuple"):
+        trace_channels(seeded(plain), wrong)
+
+
+def test_no_groups_left_is_a_graph_with_reasons():
+    graph = trace_channels(nn.Sequential(nn.Conv2d(3, 4, 3)), torch.zeros(1, 3, 8, 8))
+    assert graph.groups == ()
+    assert graph.protected == {"0": "writes the model's output"}
+    assert check_equivalence(
+        nn.Sequential(nn.Conv2d(3, 4, 3)), ChannelPlan.full(graph), torch.zeros(1, 3, 8, 8)
+    )
+
+
+Out = collections.namedtuple("Out", "logits extra")
+
+
+def structured(net, images, *, scale=1.0, more=None):
+    x = net.stem(images["left"]) + net.other(images["right"][0])
+    x = net.body(x.relu() * scale)
+    return Out(net.head(x), {"features": [x.mean()], "note": more})
+
+
+def test_inputs_and_outputs_of_any_structure():
+    model = Net(
+        structured, stem=conv_bn(3, 8), other=conv_bn(2, 8), body=conv_bn(8, 6), head=head(6)
+    )
+    image = {"left": noise(2, 3, 8, 8), "right": [noise(2, 2, 8, 8), "text"]}
+    for inputs in ((image,), {"images": image, "scale": 0.5, "more": "x"}, [image]):
+        graph = trace_channels(model.eval(), inputs)
+        assert "stem.0" in {group.name for group in graph.groups}
+        plan = ChannelPlan.random(graph)
+        assert check_equivalence(model, plan)
+        assert check_equivalence(model, plan, inputs)
+
+
+def test_integer_inputs_keep_their_values():
+    def wiring(net, x, rows):
+        return net.head(net.last(net.stem(x)[torch.arange(len(x)), :] + 0 * rows.sum()))
+
+    model = Net(wiring, stem=conv_bn(3, 8), last=conv_bn(8, 4), head=head(4)).eval()
+    graph = trace_channels(model, (noise(2, 3, 8, 8), torch.tensor([1, 0])))
+    assert check_equivalence(model, ChannelPlan.random(graph))
+
+
+def test_float_and_half_models_keep_their_dtype():
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        model = seeded(residual).to(dtype)
+        graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+        slim = shrink(model, ChannelPlan.random(graph))
+        assert {p.dtype for p in slim.parameters()} == {dtype}
+
+
+def test_training_mode_is_not_used_for_tracing():
+    def wiring(net, x):
+        assert not net.training
+        return net.head(net.b(net.a(x)))
+
+    model = Net(wiring, a=conv_bn(3, 8), b=conv_bn(8, 6), head=head(6)).train()
+    assert trace_channels(model, torch.zeros(1, 3, 8, 8)).groups
+    assert model.training
+
+
+def test_large_images_are_traced_at_a_small_size_with_the_same_result():
+    small = trace_channels(seeded(residual), torch.zeros(1, 3, 48, 48))
+    large = trace_channels(seeded(residual), torch.zeros(1, 3, 320, 320))
+    assert small.groups == large.groups
+    assert large.spatial["0.0"] == 320 * 320
+
+
+def test_parametrized_layers():
+    model = nn.Sequential(
+        weight_norm(nn.Conv2d(3, 8, 3)), nn.ReLU(), weight_norm(nn.Conv2d(8, 6, 3)), head(6)
+    ).eval()
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    assert {group.name for group in graph.groups} == {"0", "2"}
+    plan = ChannelPlan.random(graph)
+    assert shrink(model, plan)[0].weight.shape == (4, 3, 3, 3)
+
+
+def test_a_deep_copy_has_the_same_graph():
+    model = seeded(residual)
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    assert check_equivalence(copy.deepcopy(model), ChannelPlan.random(graph))
+
+
+def test_without_certificate_the_graph_is_the_same_on_an_ordinary_net():
+    model = seeded(residual)
+    x = torch.zeros(1, 3, 8, 8)
+    assert trace_channels(model, x, certify=False).groups == trace_channels(model, x).groups
