@@ -110,11 +110,11 @@ def interleaved(
             continue
         rank = np.empty(width, dtype=np.int64)
         rank[order] = np.arange(width)
-        rows = int(rank[1])
-        if rows and width % rows == 0:
-            columns = np.arange(width).reshape(-1, rows).T.ravel()  # transpose back
-            if (rank[np.arange(width)] == np.argsort(columns)).all():
-                table = inputs[order].reshape(width // rows, rows)
+        columns = int(rank[1])  # the second position reads the second row's first channel
+        if width % columns == 0:
+            shuffle = np.arange(width).reshape(-1, columns).T.ravel()
+            if (rank == shuffle).all():
+                table = inputs[order].reshape(-1, columns)
                 yield np.repeat(table[:1], len(table) - 1, 0).ravel(), table[1:].ravel()
 
 
