@@ -1,0 +1,172 @@
+"""Random nets of every wiring: what is masked is what is cut, and nothing is protected in vain."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nets import (
+    ChannelsFirstNorm,
+    Residual,
+    SqueezeExcite,
+    conv_bn,
+    difference,
+    head,
+    noise,
+    seeded,
+)
+from torch import nn
+
+from stamppruner import ChannelPlan, mask, shrink, trace_channels
+
+
+class Joined(nn.Module):
+    """Branches of one input, joined by a function of their outputs."""
+
+    def __init__(self, join, *branches):
+        super().__init__()
+        self.join, self.branches = join, nn.ModuleList(branches)
+
+    def forward(self, x):
+        return self.join(*(branch(x) for branch in self.branches))
+
+
+class Halves(nn.Module):
+    """Two convolutions on the halves of the input."""
+
+    def __init__(self, width, out):
+        super().__init__()
+        self.a, self.b = conv_bn(width // 2, out), conv_bn(width // 2, out)
+
+    def forward(self, x):
+        a, b = x.chunk(2, 1)
+        return torch.cat([self.b(b), self.a(a)], 1)
+
+
+class Scaled(nn.Module):
+    """A layer scale, a buffer and a convolution around the input."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.body = conv_bn(width, width)
+        self.gamma = nn.Parameter(torch.linspace(1, 2, width)[:, None, None])
+        self.register_buffer("mu", torch.linspace(-1, 1, width)[None, :, None, None])
+
+    def forward(self, x):
+        return x + self.gamma * (self.body(x) - self.mu)
+
+
+def layer(kind, width, out):
+    """A module with inputs of some width, and the width of its outputs."""
+    if kind == "conv":
+        return nn.Sequential(conv_bn(width, out), nn.ReLU()), out
+    if kind == "residual":
+        return Residual(width, out), width
+    if kind == "concat":
+        join = lambda *xs: torch.cat(xs, 1)  # noqa: E731
+        return Joined(join, nn.Identity(), conv_bn(width, out), conv_bn(width, out, 1)), (
+            width + 2 * out
+        )
+    if kind == "sum":
+        join = lambda a, b, c: a + b * c.sigmoid()  # noqa: E731
+        return Joined(join, *(conv_bn(width, out, size) for size in (1, 3, 5))), out
+    if kind == "split":
+        return nn.Sequential(conv_bn(width, 2 * out), Halves(2 * out, out)), 2 * out
+    if kind == "grouped":
+        return nn.Sequential(conv_bn(width, 16, 1), nn.SiLU(), conv_bn(16, 32, groups=4)), 32
+    if kind == "depthwise":
+        return nn.Sequential(nn.Conv2d(width, 2 * width, 3, groups=width, padding=1)), 2 * width
+    if kind == "excite":
+        return SqueezeExcite(width, out), width
+    if kind == "glu":
+        return nn.Sequential(conv_bn(width, 2 * out), nn.GLU(1)), out
+    if kind == "layer_norm":
+        return ChannelsFirstNorm(width), width
+    if kind == "group_norm":
+        return nn.Sequential(nn.Conv2d(width, 12, 1), nn.GroupNorm(3, 12), nn.GELU()), 12
+    if kind == "scaled":
+        return Scaled(width), width
+    if kind == "pixels":
+        return nn.Sequential(conv_bn(width, 4 * out), nn.PixelShuffle(2), nn.AvgPool2d(2)), out
+    if kind == "transposed":
+        return nn.Sequential(nn.ConvTranspose2d(width, out, 2, stride=2), nn.MaxPool2d(2)), out
+    raise AssertionError(kind)
+
+
+KINDS = (
+    "conv", "residual", "concat", "sum", "split", "grouped", "depthwise", "excite", "glu",
+    "layer_norm", "group_norm", "scaled", "pixels", "transposed",
+)  # fmt: skip
+
+
+class Cropped(nn.Module):
+    """Keeps random nets narrow: a convolution in front of what would grow."""
+
+    def __init__(self, width, inner):
+        super().__init__()
+        self.narrow, self.inner = nn.Conv2d(width, 8, 1), inner
+
+    def forward(self, x):
+        return self.inner(F.relu(self.narrow(x)))
+
+
+def build(plan):
+    width = 6
+    modules = [conv_bn(3, width), nn.ReLU()]
+    for kind, out in plan:
+        if width > 24:
+            inner, grown = layer(kind, 8, out)
+            modules.append(Cropped(width, inner))
+        else:
+            inner, grown = layer(kind, width, out)
+            modules.append(inner)
+        width = grown
+    return nn.Sequential(*modules, conv_bn(width, 5), head(5))
+
+
+plans = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.sampled_from([4, 6, 8])), min_size=1, max_size=5
+)
+
+
+def check(plan, keep, seed):
+    model = seeded(lambda: build(plan), seed).double()
+    graph = trace_channels(model, noise(1, 3, 8, 8))
+    assert not [r for r in graph.protected.values() if "proved" in r or "fixed" in r]
+    assert graph.num_channels >= 5
+    cut = ChannelPlan.random(graph, keep, seed)
+    assert ChannelPlan.from_record(graph, cut.record()) == cut
+    dense, slim = mask(model, cut), shrink(model, cut)
+    for shape in ((3, 8, 8), (3, 12, 10)):
+        for batch in (1, 3):
+            x = noise(batch, *shape)
+            with torch.no_grad():
+                assert difference(dense(x), slim(x)) < 1e-10
+    smaller = sum(p.numel() for p in slim.parameters())
+    assert smaller < sum(p.numel() for p in model.parameters()) or cut.keep.all()
+
+
+arguments = {
+    "plan": plans,
+    "keep": st.floats(0.02, 0.9),
+    "seed": st.integers(0, 2**16),
+}
+quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@given(**arguments)
+@settings(max_examples=12, derandomize=True, database=None, **quiet)
+def test_random_nets(plan, keep, seed):
+    check(plan, keep, seed)
+
+
+@pytest.mark.slow
+@given(**arguments)
+@settings(max_examples=500, **quiet)
+def test_five_hundred_random_nets(plan, keep, seed):
+    check(plan, keep, seed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_alone(kind):
+    check([(kind, 8)], 0.4, 1)
