@@ -40,6 +40,7 @@ class STAMPConfig:
         set_size: most target images that the set encoder sees.
         fit_head: replace the head by a ridge-regression head on the target's features.
         recalibrate: re-estimate batch-norm statistics on the target after the cut.
+        reconstruct: re-solve the slim network's weights by least squares on the target.
         amp: bfloat16 autocast in the network's forward passes while learning.
         seed: of everything random.
 
@@ -70,6 +71,7 @@ class STAMPConfig:
     set_size: int = 640
     fit_head: bool = True
     recalibrate: bool = True
+    reconstruct: bool = True
     amp: bool = False
     seed: int = 0
 
@@ -113,6 +115,7 @@ class STAMPConfig:
             threshold=1e-3,
             floor=0.0,
             fit_head=False,
+            reconstruct=False,
         )
         return cls(**(settings | changes))
 

@@ -84,13 +84,13 @@ def finetune(
                 )
                 if not torch.isfinite(loss):
                     raise DataError(
-                        f"fine-tuning diverged at step {done} (loss {float(loss)}): lower lr={lr}"
+                        f"fine-tuning diverged at step {done} (loss {float(loss.detach())}): lower lr={lr}"
                     )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 done += 1
-                loss_sum += float(loss) * len(labels)
+                loss_sum += float(loss.detach()) * len(labels)
                 correct += float((logits.argmax(1) == labels).sum())
                 count += len(labels)
                 shown.update()

@@ -201,6 +201,7 @@ class STAMPPruner:
             budget=budget,
             fit_head=config.fit_head or target.num_classes != _outputs(traced.model, head),
             recalibrate=config.recalibrate,
+            reconstruct=config.reconstruct,
             warnings=notes,
             timings=timings,
             settings={"config": config.to_dict(), "meta_fitted": self.meta_fitted},

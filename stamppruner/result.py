@@ -19,12 +19,16 @@ from stamppruner.heads import find_head, fit_ridge_, head_inputs
 from stamppruner.history import History
 from stamppruner.io import PathLike, check_writable
 from stamppruner.layers import first_floating
+from stamppruner.reconstruct import reconstruct_
 from stamppruner.report import Report
 from stamppruner.slim import save_slim
 from stamppruner.summary import make_report
 from stamppruner.target import Target
 
 _BATCH = 128
+
+_RECONSTRUCT = 512
+"""Target images, in one batch, that weights are re-solved on."""
 
 
 @dataclass
@@ -84,7 +88,9 @@ class PruneResult:
         )
 
     def _add(self, **changes: Mapping[str, float]) -> None:
-        merged = {name: {**getattr(self.report, name), **new} for name, new in changes.items()}
+        merged: dict[str, Any] = {
+            name: {**getattr(self.report, name), **new} for name, new in changes.items()
+        }
         self.report = dataclasses.replace(self.report, **merged)
 
 
@@ -98,11 +104,12 @@ def finish(
     budget: Budget | None,
     fit_head: bool,
     recalibrate: bool,
+    reconstruct: bool,
     warnings: list[str],
     timings: dict[str, float],
     settings: Mapping[str, Any],
 ) -> PruneResult:
-    """Cut with proof, re-estimate batch norms, fit the head, and report.
+    """Cut with proof, fit weights and batch norms to the target in closed form, and report.
 
     Args:
         dense: full network with a head of the target's classes; not changed.
@@ -113,6 +120,7 @@ def finish(
         budget: as asked.
         fit_head: fit a ridge head on the slim network's features.
         recalibrate: re-estimate batch-norm statistics on the target.
+        reconstruct: re-solve weights by least squares on the target, which re-estimates too.
         warnings: for the report.
         timings: seconds of the steps before; this one's are added.
         settings: for the report.
@@ -126,11 +134,14 @@ def finish(
     start = perf_counter()
     device = first_floating(slim).device
     batches = target.image_batches(_BATCH, device)
-    if recalibrate:
+    if reconstruct:
+        images = target.images[:_RECONSTRUCT].to(device)
+        reconstruct_(slim, dense, plan, images)
+    elif recalibrate:
         recalibrate_(slim, batches)
     if fit_head and (head := find_head(slim, plan.graph)) is not None:
         fit_head_(slim, head, target)
-    timings["recalibrate_and_fit_head"] = perf_counter() - start
+    timings["fit_weights"] = perf_counter() - start
     report = make_report(
         dense,
         slim,

@@ -24,15 +24,24 @@ class Baseline(ABC):
         floor: share of every group that is always kept.
         round_to: kept widths are multiples of this where a group is wide enough.
         sample: most target images that scores, batch norms and the head are fitted on.
+        reconstruct: re-solve weights by least squares after the cut, as STAMP does; off, as in
+            the methods' own papers.
         seed: of everything random.
     """
 
     name: ClassVar[str]
 
     def __init__(
-        self, *, floor: float = 0.05, round_to: int = 1, sample: int = 2000, seed: int = 0
+        self,
+        *,
+        floor: float = 0.05,
+        round_to: int = 1,
+        sample: int = 2000,
+        reconstruct: bool = False,
+        seed: int = 0,
     ) -> None:
         self.floor, self.round_to, self.sample, self.seed = floor, round_to, sample, seed
+        self.reconstruct = reconstruct
 
     @abstractmethod
     def scores(self, model: nn.Module, graph: ChannelGraph, target: Any) -> FloatArray:
@@ -83,9 +92,15 @@ class Baseline(ABC):
             budget=budget,
             fit_head=True,
             recalibrate=True,
+            reconstruct=self.reconstruct,
             warnings=[],
             timings={"choose_channels": perf_counter() - start},
-            settings={"seed": self.seed, "floor": self.floor, "round_to": self.round_to},
+            settings={
+                "seed": self.seed,
+                "floor": self.floor,
+                "round_to": self.round_to,
+                "reconstruct": self.reconstruct,
+            },
         )
 
 
