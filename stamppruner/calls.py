@@ -46,7 +46,8 @@ class Calls:
         passes: the passes that were run: False in evaluation, True with training containers.
         outputs: output shapes of every mixing or depthwise layer, one a call, by name, in the
             order of first calls, pass after pass.
-        evaluated: number of calls of these layers in the evaluation pass.
+        applied: number of places at which each of these layers is applied in the evaluation pass
+            (see :func:`~stamppruner.layers.applications`).
         channelwise: width of every channelwise module that was called.
         norms: every norm over channels, and its width.
         opaque: width of the input of every module that is never cut.
@@ -55,7 +56,7 @@ class Calls:
 
     passes: tuple[bool, ...] = (False,)
     outputs: dict[str, list[torch.Size]] = field(default_factory=dict)
-    evaluated: dict[str, int] = field(default_factory=dict)
+    applied: dict[str, int] = field(default_factory=dict)
     channelwise: dict[str, int] = field(default_factory=dict)
     norms: dict[str, tuple[norms.Norm, int]] = field(default_factory=dict)
     opaque: dict[str, int] = field(default_factory=dict)
@@ -70,6 +71,8 @@ class Calls:
         self.peak = max(self.peak, output.numel())
         if layers.is_mixing(module) or layers.is_depthwise(module):
             self.outputs.setdefault(name, []).append(output.shape)
+            places = layers.applications(module, x, output)
+            self.applied[name] = self.applied.get(name, 0) + places
         elif name not in self.norms and isinstance(x, Tensor) and x.shape == output.shape:
             if norm := norms.recognise(module, x):
                 self.norms[name] = (norm, x.shape[norm.axis])
@@ -92,7 +95,6 @@ def record_calls(model: nn.Module, inputs: Inputs) -> Calls:
                 f"{type(model).__name__} fails on the example inputs {inputs.describe()} in "
                 f"evaluation mode: {type(error).__name__}: {error}. Pass example_inputs it takes"
             ) from error
-    calls.evaluated = {name: len(shapes) for name, shapes in calls.outputs.items()}
     mixing = [name for name, module in model.named_modules() if layers.is_mixing(module)]
     if calls.outputs.keys() >= set(mixing):
         return calls
@@ -102,7 +104,7 @@ def record_calls(model: nn.Module, inputs: Inputs) -> Calls:
             run(model, inputs, both.passes)
         except FORWARD_ERRORS:  # it wants targets, say: what it only does in training is not seen
             return calls
-    both.evaluated = calls.evaluated
+    both.applied = calls.applied
     return both if both.outputs.keys() > calls.outputs.keys() else calls
 
 

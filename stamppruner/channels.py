@@ -130,8 +130,9 @@ class ChannelGraph:
         layers: layer maps by qualified module name, in call order.
         protected: layers whose output channels are left whole, with the reason.
         output_layers: mixing layers that write the model's output.
-        spatial: per mixing or depthwise layer, the number of output positions a sample (``H * W``
-            times calls) at the traced input size; multiply-adds follow from it. It is 0 for
+        spatial: per mixing or depthwise layer, the number of places a sample at which it is
+            applied at the traced input size (``H * W`` times calls; of the input for a transposed
+            convolution, else of the output); multiply-adds follow from it. It is 0 for
             layers that are called in training mode only.
         example: one sample of the traced inputs.
         tensors: maps of parameters and buffers outside layers that follow channels.

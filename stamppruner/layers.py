@@ -102,6 +102,16 @@ def weight_axes(module: nn.Module) -> tuple[int, int]:
     return (1, 0) if isinstance(module, _ConvTransposeNd) else (0, 1)
 
 
+def applications(module: nn.Module, x: Tensor, y: Tensor) -> int:
+    """Number of places in one call at which the kernel of a mixing or depthwise layer is applied.
+
+    These are output positions (``B * H * W``, tokens), of a transposed convolution input positions.
+    """
+    if isinstance(module, _ConvTransposeNd):
+        return x.numel() // input_width(module)
+    return y.numel() // output_width(module)
+
+
 def macs_per_position(module: nn.Module) -> int:
     """Multiply-adds of one output position of a mixing or depthwise layer, all channels."""
     return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)

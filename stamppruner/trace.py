@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,8 +68,9 @@ def trace_channels(
                 )
             (reach, free, seen), small = _probed(copied, inputs, calls)
         modules = dict(copied.named_modules())
+        spatial = {name: calls.applied.get(name, 0) for name in calls.outputs}
         uncut = surgery.unsupported((name, modules[name]) for name in reach.readers)
-        traced = Traced(modules, seen, reach, free, _spatial(modules, calls), inputs)
+        traced = Traced(modules, seen, reach, free, spatial, inputs)
         by_user = "protected by the user"
         traced.protect |= uncut | dict.fromkeys(matching(reach.readers, protect), by_user)
         traced.protect_inputs |= uncut
@@ -110,18 +110,3 @@ def _reach(model: nn.Module, inputs: Inputs, calls: Calls) -> tuple[Reach, list[
     asker = Probe(model, inputs, calls)
     reach = probe(asker)
     return reach, find_free_axes(asker, reach.silent), calls
-
-
-def _spatial(modules: dict[str, nn.Module], calls: Calls) -> dict[str, int]:
-    """Output positions a sample of each mixing or depthwise layer in the evaluation pass.
-
-    ``H * W`` of a convolution, tokens of a linear layer, summed over calls.
-    """
-    spatial = {}
-    for name, shapes in calls.outputs.items():
-        width = layers.output_width(modules[name])
-        evaluated = shapes[: calls.evaluated.get(name, 0)]
-        batched = [shape for shape in evaluated if len(shape) > 1]
-        spatial[name] = len(evaluated) - len(batched)
-        spatial[name] += sum(math.prod(shape) // (shape[0] * width) for shape in batched)
-    return spatial

@@ -28,7 +28,7 @@ class Macs(Cost):
         super().__init__(model, graph)
 
     def per_layer(self, widths: Tensor) -> Tensor:
-        """MACs of each layer: positions x kernel x fan-in x outputs."""
+        """MACs of each layer: places x kernel x fan-in x outputs."""
         inputs, outputs = self._layers.inputs(widths), self._layers.outputs(widths)
         modules = self._layers.modules
         reads = torch.stack([fan_in(m, inputs[..., i]) for i, m in enumerate(modules)], dim=-1)
