@@ -218,4 +218,4 @@ def noise(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Ten
 def difference(a: Tensor, b: Tensor) -> float:
     """Largest absolute difference, relative to the largest value."""
     assert a.shape == b.shape
-    return float((a - b).abs().max() / a.abs().max())
+    return float((a - b).detach().abs().max() / a.detach().abs().max())
