@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stamppruner import layers, surgery
+from stamppruner import surgery
 from stamppruner.calls import Calls, evaluating, record_calls
 from stamppruner.channels import ChannelGraph
 from stamppruner.errors import UnsupportedModelError

@@ -1,5 +1,7 @@
 """Budgets: met from below within a step, monotone, with floors, blocks and rounding respected."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -60,7 +62,7 @@ def test_more_budget_keeps_a_superset(traced):
         chooser.choose(scores(chooser.graph), Budget(macs=share))
         for share in np.linspace(floor + 1e-9, 1, 12)
     ]
-    for less, more in zip(kept, kept[1:], strict=False):
+    for less, more in itertools.pairwise(kept):
         assert (more.keep | ~less.keep).all()
     assert kept[-1] == ChannelPlan.full(chooser.graph)
 
