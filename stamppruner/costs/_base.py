@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stamppruner import layers
-from stamppruner.channels import KEPT, ChannelGraph, IntArray
+from stamppruner.channels import KEPT, ChannelGraph, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class LayerWidths:
         in_per, out_per, in_fixed, out_fixed = [], [], [], []
         for name in names:
             layer = graph.layers[name]
-            in_per.append(_positions(layer.inputs, graph) / sizes)
-            out_per.append(_positions(layer.outputs, graph) / sizes)
+            in_per.append(positions(layer.inputs, graph) / sizes)
+            out_per.append(positions(layer.outputs, graph) / sizes)
             in_fixed.append(float((layer.inputs == KEPT).sum()))
             out_fixed.append(float((layer.outputs == KEPT).sum()))
         return cls(
@@ -110,6 +110,7 @@ def fan_in(module: nn.Module, inputs: Tensor) -> Tensor:
     return inputs / layers.blocks(module)
 
 
-def _positions(positions: IntArray, graph: ChannelGraph) -> np.ndarray:
-    groups = graph.group_of[positions[positions != KEPT]]
+def positions(channels: IntArray, graph: ChannelGraph) -> FloatArray:
+    """Positions that each group holds, ``(G,)``, among the channels of a side or an axis."""
+    groups = graph.group_of[channels[channels != KEPT]]
     return np.bincount(groups, minlength=len(graph.groups)).astype(np.float64)

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from nets import CASES, noise
+from nets import CASES, Case, conv_bn, head, noise
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from stamppruner import ChannelPlan, trace_channels
@@ -23,7 +25,41 @@ def counted_params(model, _x):
 COSTS = {"macs": (Macs, counted_macs), "params": (Params, counted_params)}
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+class Scaled(nn.Module):
+    """A parameter and a buffer along the channels, beside a convolution."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.body = conv_bn(width, width)
+        self.gamma = nn.Parameter(torch.ones(width, 1, 2))
+        self.register_buffer("mu", torch.ones(1, width, 1, 1))
+
+    def forward(self, x):
+        return x + (self.body(x) - self.mu) * self.gamma[..., :1] / self.gamma[..., 1:]
+
+
+class Gained(nn.Conv2d):
+    """A convolution with one more value an output channel."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1))
+
+    def forward(self, x):
+        return torch.conv2d(x, self.weight * self.gain, self.bias)
+
+
+def odd_parameters():
+    return nn.Sequential(
+        Gained(3, 8, 1), nn.PReLU(8), weight_norm(nn.Conv2d(8, 10, 1)), nn.PReLU(), Scaled(10),
+        nn.LayerNorm([10, 8, 8]), nn.Conv2d(10, 20, 3, groups=10), conv_bn(20, 6), head(6),
+    )  # fmt: skip
+
+
+NETS = (*CASES, Case("odd_parameters", odd_parameters, ((3, 8, 8),)))
+
+
+@pytest.fixture(scope="module", params=NETS, ids=lambda case: case.name)
 def traced(request):
     model = request.param.model(torch.float32)
     return model, trace_channels(model, noise(1, *request.param.shapes[0]))
