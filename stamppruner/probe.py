@@ -19,7 +19,7 @@ Norms over channels let NaN pass channel by channel, because the gates mask thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,9 +40,6 @@ _CHUNK_BYTES = 64 * 2**20
 
 _MAX_CHANNEL_ROWS = 4096
 """Above this width the ambiguous channels of a producer are tied together."""
-
-_ROWS = 256
-"""Rows that are asked at once in the second and third round."""
 
 Row = dict[int, BoolArray]
 """One question: for some producers, which of their output channels are NaN."""
@@ -208,7 +205,7 @@ def probe(asker: Probe) -> Reach:
     spelled = zip(*(codes.spelling(w, bits) for w in widths), strict=True)
     rows = [{}, *everything, *(dict(enumerate(row)) for row in spelled), None]
     hits, outputs = asker.ask(rows)
-    if hits[0].any() or outputs[0]:  # rows leak into others (a mean over the batch, say)
+    if hits[0].any():  # rows leak into others (a mean over the batch, say)
         asker.rows = 1
         hits, outputs = asker.ask(rows)
 
@@ -217,7 +214,7 @@ def probe(asker: Probe) -> Reach:
     channel, sure = codes.decode(code[:, position])
     pairs = [np.stack([producer, channel, position], axis=1)[sure]]
     unsure = np.stack([producer, position], axis=1)[~sure]
-    found, ties = _ask_again(asker, unsure, widths)
+    found, ties = _ask_again(asker, arrives, unsure)
     reached = outputs[1 : 1 + len(widths)]
     if asker.whole:
         reached = np.concatenate([asker.ask([row])[1] for row in everything])
@@ -234,14 +231,15 @@ def probe(asker: Probe) -> Reach:
 
 
 def _ask_again(
-    asker: Probe, unsure: IntArray, widths: Sequence[int]
+    asker: Probe, arrives: BoolArray, unsure: IntArray
 ) -> tuple[list[IntArray], list[IntArray]]:
     """Pairs and ties of the (producer, position) that common rows leave open."""
     pairs: list[IntArray] = []
     ties: list[IntArray] = []
     wide: list[IntArray] = []
-    bits = [list(codes.spelling(width)) for width in widths]
-    for p, positions, own in _own_answers(asker, unsure, bits):
+    widths = list(asker.widths.values())
+    bits = {p: list(codes.spelling(widths[p])) for p in np.unique(unsure[:, 0]).tolist()}
+    for p, positions, own in _own_answers(asker, arrives, unsure, bits):
         channel, sure = codes.decode(own)
         pairs.append(_rows(p, channel[sure], positions[sure]))
         mixed = own.all(axis=0) | (widths[p] > _MAX_CHANNEL_ROWS)
@@ -251,33 +249,42 @@ def _ask_again(
         wide.append(np.stack([np.full_like(rest, p), rest], axis=1))
     open_ = np.concatenate(wide) if wide else unsure
     singles = {p: list(np.eye(widths[p], dtype=bool)) for p in np.unique(open_[:, 0]).tolist()}
-    for p, positions, own in _own_answers(asker, open_, singles):
+    for p, positions, own in _own_answers(asker, arrives, open_, singles):
         channel, where = np.nonzero(own)
         pairs.append(_rows(p, channel, positions[where]))
     return pairs, ties
 
 
 def _own_answers(
-    asker: Probe, unsure: IntArray, questions: Any
+    asker: Probe, arrives: BoolArray, unsure: IntArray, questions: Mapping[int, Sequence[BoolArray]]
 ) -> Iterator[tuple[int, IntArray, BoolArray]]:
     """Producer, its open positions, and the answers there to questions about it alone."""
-    for batch in _batches(np.unique(unsure[:, 0]).tolist(), questions):
-        hits, _ = asker.ask([{p: marked} for p in batch for marked in questions[p]])
-        ends = np.cumsum([len(questions[p]) for p in batch])
-        for p, own in zip(batch, np.split(hits, ends[:-1]), strict=True):
+    for batch in _apart(arrives, unsure):
+        longest = max(len(questions[p]) for p in batch)
+        asked = [
+            {p: questions[p][i] for p in batch if i < len(questions[p])} for i in range(longest)
+        ]
+        hits, _ = asker.ask(asked)
+        for p in batch:
             positions = unsure[unsure[:, 0] == p, 1]
-            yield p, positions, own[:, positions]
+            yield p, positions, hits[: len(questions[p]), positions]
 
 
-def _batches(producers: Iterable[int], questions: Any) -> Iterator[list[int]]:
-    batch: list[int] = []
-    for p in producers:
-        batch.append(p)
-        if sum(len(questions[q]) for q in batch) > _ROWS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+def _apart(arrives: BoolArray, unsure: IntArray) -> list[list[int]]:
+    """Producers in batches within which none arrives where another's answer is open."""
+    open_ = np.zeros_like(arrives)
+    open_[unsure[:, 0], unsure[:, 1]] = True
+    batches: list[tuple[list[int], BoolArray, BoolArray]] = []
+    for p in np.flatnonzero(open_.any(axis=1)).tolist():
+        for members, reached, asked in batches:
+            if not ((arrives[p] & asked).any() or (open_[p] & reached).any()):
+                members.append(p)
+                reached |= arrives[p]
+                asked |= open_[p]
+                break
+        else:
+            batches.append(([p], arrives[p].copy(), open_[p].copy()))
+    return [members for members, _, _ in batches]
 
 
 def _rows(producer: int, channel: IntArray, position: IntArray) -> IntArray:
