@@ -75,13 +75,14 @@ def slices(
 
 def _breaks(reader: IntArray, rank: IntArray, position: IntArray, count: int) -> BoolArray:
     """Whether channels ``r`` and ``r + 1`` lie apart for some reader, ``(count - 1,)``."""
+    breaks = np.zeros(count + 1, dtype=bool)  # before each rank, and after the last
     keep = rank >= 0
+    if not keep.any():
+        return breaks[1:-1]
     reader, rank, position = reader[keep], rank[keep], position[keep]
     new = np.append(True, (np.diff(reader) != 0) | (np.diff(rank) != 0))
-    if len(reader):
-        reader, rank, position = reader[new], rank[new], position[new]  # the least position
-    breaks = np.zeros(count + 1, dtype=bool)  # before each rank, and after the last
-    starts = np.flatnonzero(np.append(True, np.diff(reader) != 0))[: len(reader)].tolist()
+    reader, rank, position = reader[new], rank[new], position[new]  # the least position
+    starts = np.flatnonzero(np.append(True, np.diff(reader) != 0)).tolist()
     for low, high in zip(starts, [*starts[1:], len(reader)], strict=True):
         r, x = rank[low:high], position[low:high]
         breaks[r[0]] = breaks[r[-1] + 1] = True
@@ -161,5 +162,5 @@ def apply(
 
 def _same(a: Blocks, b: Blocks) -> bool:
     return len(a) == len(b) and all(
-        (np.sort(x) == np.sort(y)).all() for x, y in zip(a, b, strict=True)
+        np.array_equal(np.sort(x), np.sort(y)) for x, y in zip(a, b, strict=True)
     )
