@@ -7,6 +7,7 @@ import math
 import torch
 
 from stamppruner import objective
+from stamppruner.batchnorm import frozen_statistics
 from stamppruner.budget import Budget, Chooser
 from stamppruner.config import STAMPConfig
 from stamppruner.gated import GatedNet
@@ -43,7 +44,7 @@ def adapt_(
     ):
         chosen = torch.randint(count, (size,), generator=generator)
         x, y = target.images[chosen].to(net.device), target.labels[chosen].to(net.device)
-        with net.masked(mask(images)) as model:
+        with net.masked(mask(images)) as model, frozen_statistics(model):
             logits = objective.forward(model, x, config)
         optimizer.zero_grad()
         objective.loss(logits, y, net, config.kl_scale / target.num_images).backward()

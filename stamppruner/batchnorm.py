@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -39,3 +40,22 @@ def recalibrate_(model: nn.Module, batches: Iterable[Tensor]) -> None:
             norm.momentum = momentum
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch norms in training mode leave their running statistics alone inside the block.
+
+    Statistics taken under masks are not those of the whole network.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked = norm.num_batches_tracked.clone()
+    try:
+        yield
+    finally:
+        for norm, (momentum, batches) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, batches

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stamppruner import objective
+from stamppruner.batchnorm import frozen_statistics, recalibrate_
 from stamppruner.budget import Budget, Chooser
 from stamppruner.config import STAMPConfig
 from stamppruner.errors import DataError
@@ -23,6 +24,8 @@ from stamppruner.tasks import Task, TaskSource
 
 Callback = Callable[[int, dict[str, float]], None]
 """Called after every iteration with its number and figures."""
+
+_RECALIBRATION_TASKS = 8
 
 Mask = Callable[[Tensor], Tensor]
 
@@ -79,7 +82,8 @@ class MetaLearner:
                     if p.grad is not None:
                         total.add_(p.grad)
                 with torch.no_grad():
-                    torch._foreach_copy_(parameters, start)
+                    for p, value in zip(parameters, start, strict=True):
+                        p.copy_(value)
             for total, p in zip(gradients, parameters, strict=True):
                 p.grad = total
             for group in outer.param_groups:
@@ -92,14 +96,22 @@ class MetaLearner:
                 callback(i, figures)
         for p in parameters:
             p.grad = None
+        self._recalibrate()
         return history
+
+    def _recalibrate(self) -> None:
+        """Batch-norm statistics of the whole network under the weights just learned."""
+        tasks = self.source.tasks(_RECALIBRATION_TASKS)
+        size = max(2, self.config.minibatch_size)
+        images = [x.to(self.net.device) for task in tasks for x, _ in task.minibatches(size)]
+        recalibrate_(self.net.model, images)
 
     def _inner(self, task: Task, mask: Mask, rate: float) -> dict[str, float]:
         """Adapt to one task; leaves the gradient of its last minibatch in ``.grad``."""
         inner = objective.adam(self.net, self.config, rate)
         batches = list(task.minibatches(self.config.minibatch_size))
         self.net.model.train()
-        with self._task_head(task) as logits_of:
+        with self._task_head(task) as logits_of, frozen_statistics(self.net.model):
             for step, (images, labels) in enumerate(batches):
                 inner.zero_grad()
                 gate = mask(task.images)
