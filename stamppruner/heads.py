@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import copy
 import dataclasses
 
@@ -16,7 +15,7 @@ from stamppruner.channels import KEPT, ChannelGraph
 RIDGES = tuple(10.0**k for k in range(-5, 3))
 """Candidate ridge penalties, as multiples of the features' mean variance."""
 
-_SCALES = tuple(2.0**k for k in range(0, 7))
+_SCALES = tuple(2.0**k for k in range(7))
 
 
 def find_head(model: nn.Module, graph: ChannelGraph) -> str | None:
@@ -35,9 +34,11 @@ def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def new_head(old: nn.Linear, classes: int) -> nn.Linear:
     """A linear layer like ``old`` with another number of outputs, zeroed."""
-    head = nn.Linear(old.in_features, classes, bias=True).to(old.weight.device, old.weight.dtype)
+    head = nn.Linear(old.in_features, classes, bias=old.bias is not None)
+    head = head.to(old.weight.device, old.weight.dtype)
     nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
+    if head.bias is not None:
+        nn.init.zeros_(head.bias)
     return head.train(old.training)
 
 
@@ -94,9 +95,10 @@ def fit_ridge_(head: nn.Linear, features: Tensor, labels: Tensor) -> None:
         features: ``(N, F)``.
         labels: ``(N,)`` integers below ``classes``.
     """
-    x, n = features.double(), len(features)
-    y = F.one_hot(labels.long(), head.out_features).double()
-    mean_x, mean_y = x.mean(0), y.mean(0)
+    x, n, labels = features.double(), len(features), labels.long()
+    y = F.one_hot(labels, head.out_features).double()
+    centring = float(head.bias is not None)
+    mean_x, mean_y = centring * x.mean(0), centring * y.mean(0)
     u, s, vh = torch.linalg.svd(x - mean_x, full_matrices=False)
     target = u.T @ (y - mean_y)
     variance = float(s.square().sum() / max(1, x.shape[1]))
@@ -104,14 +106,14 @@ def fit_ridge_(head: nn.Linear, features: Tensor, labels: Tensor) -> None:
     for ridge in RIDGES:
         shrink = s.square() / (s.square() + ridge * variance + 1e-12)
         fitted = (u * shrink) @ target + mean_y
-        leverage = (u.square() * shrink).sum(1) + 1 / n
+        leverage = (u.square() * shrink).sum(1) + centring / n
         out = y - (y - fitted) / (1 - leverage.clamp(max=1 - 1e-6))[:, None]  # left-one-out
         error = float((y - out).square().mean())
         if best is None or error < best[0]:
             best = error, shrink, out
     assert best is not None
     _, shrink, out = best
-    prior = mean_y.clamp_min(1e-4).log()
+    prior = centring * mean_y.clamp_min(1e-4).log()
     scale = min(_SCALES, key=lambda k: float(F.cross_entropy(k * (out - mean_y) + prior, labels)))
     weight = vh.T @ ((shrink / s.clamp_min(1e-12))[:, None] * target)  # (F, classes)
     bias = prior - scale * (mean_x @ weight)
@@ -119,5 +121,3 @@ def fit_ridge_(head: nn.Linear, features: Tensor, labels: Tensor) -> None:
         head.weight.copy_(scale * weight.T)
         if head.bias is not None:
             head.bias.copy_(bias)
-
-

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from stamppruner.errors import CheckpointError
 from stamppruner.io import PathLike, read_metadata, read_safetensors, write_safetensors
@@ -22,6 +23,7 @@ FORMAT = "stamppruner.slim"
 VERSION = 1
 
 _MAX_WIDTH = 2**24
+_SHAPE = "normalized_shape"
 
 
 def save_slim(path: PathLike, model: nn.Module, plan: Mapping[str, Any]) -> None:
@@ -80,6 +82,7 @@ def load_slim(
     slim = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     _check_names(slim, tensors, path)
     _apply_widths(slim, record.get("widths"), path)
+    _check_kernels(slim, tensors, path)
     for name, tensor in tensors.items():
         _assign(slim, name, tensor)
     return slim.to(device).eval()
@@ -101,11 +104,15 @@ def _record(metadata: Mapping[str, str], path: PathLike) -> dict[str, Any]:
     return dict(record)
 
 
-def _widths(model: nn.Module) -> dict[str, dict[str, int]]:
-    """Width attributes of every module that has some."""
+def _widths(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Width attributes of every module that has some: integers, and shapes of layer norms."""
     found = {}
     for name, module in model.named_modules():
-        own = {a: v for a in WIDTH_ATTRIBUTES if isinstance(v := getattr(module, a, None), int)}
+        own: dict[str, Any] = {
+            a: v for a in WIDTH_ATTRIBUTES if isinstance(v := getattr(module, a, None), int)
+        }
+        if isinstance(shape := getattr(module, _SHAPE, None), tuple):
+            own[_SHAPE] = list(shape)
         if own:
             found[name] = own
     return found
@@ -137,16 +144,37 @@ def _apply_widths(model: nn.Module, widths: Any, path: PathLike) -> None:
         raise CheckpointError(f"{path}: the plan lists no widths: the file is damaged")
     for name, attributes in widths.items():
         if name not in modules or not isinstance(attributes, dict):
-            raise CheckpointError(f"{path}: the model has no module {name!r}: pass the pruned class")
+            raise CheckpointError(
+                f"{path}: the model has no module {name!r}: pass the pruned class"
+            )
         for attribute, value in attributes.items():
-            known = attribute in WIDTH_ATTRIBUTES and hasattr(modules[name], attribute)
-            if not known or type(value) is not int or not 0 < value < _MAX_WIDTH:
+            known = attribute in (*WIDTH_ATTRIBUTES, _SHAPE) and hasattr(modules[name], attribute)
+            whole = isinstance(value, list) == (attribute == _SHAPE)
+            sizes = value if isinstance(value, list) else [value]
+            if not (known and whole) or any(
+                type(n) is not int or not 0 < n < _MAX_WIDTH for n in sizes
+            ):
                 raise CheckpointError(
                     f"{path}: {name!r} cannot have {attribute} = {value!r}: the file is damaged or "
                     "of another model"
                 )
+            value = tuple(value) if attribute == _SHAPE else value
             if getattr(modules[name], attribute) != value:
                 setattr(modules[name], attribute, value)
+
+
+def _check_kernels(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike) -> None:
+    """Kernels of another size would load, and compute something else."""
+    for name, module in model.named_modules():
+        weight = tensors.get(f"{name}.weight" if name else "weight")
+        if not isinstance(module, _ConvNd) or weight is None:
+            continue
+        saved, own = tuple(weight.shape[2:]), tuple(module.kernel_size)
+        if saved != own:
+            raise CheckpointError(
+                f"{path} does not fit {type(model).__name__}: the kernel of {name!r} is {saved} in "
+                f"the file and {own} in the model. Pass the model class that was pruned"
+            )
 
 
 def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
-import torch_pruning as tp
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
@@ -94,7 +94,7 @@ def _cut_layer(module: nn.Module, inputs: BoolArray, outputs: BoolArray) -> None
     elif layers.blocks(module) > 1:
         _cut_grouped(module, inputs, outputs)
     else:
-        handler = tp.DependencyGraph().get_pruner_of_module(module)
+        handler = _handler(module)
         if not outputs.all():
             handler.prune_out_channels(module, _dropped(outputs))
         if not inputs.all():
@@ -183,9 +183,7 @@ def _note_widths(module: nn.Module, inputs: BoolArray, outputs: BoolArray) -> No
 
 def _cut_channelwise(module: nn.Module, kept: BoolArray) -> None:
     """Slice every per-channel parameter and buffer, and every width among the attributes."""
-    if isinstance(module, _BatchNorm) and (
-        handler := tp.DependencyGraph().get_pruner_of_module(module)
-    ):
+    if isinstance(module, _BatchNorm) and (handler := _handler(module)):
         before = dict(module.named_parameters(recurse=False))
         handler.prune_out_channels(module, _dropped(kept))
         for name, old in before.items():
@@ -209,6 +207,13 @@ def _cut_tensor(module: nn.Module, name: str, axis: int, kept: BoolArray) -> Non
         new = nn.Parameter(new, old.requires_grad)
         _restore(new, old)
     setattr(module, name, new)
+
+
+def _handler(module: nn.Module) -> Any:
+    """What cuts the module; imported late, so that slim files load without torch-pruning."""
+    import torch_pruning as tp
+
+    return tp.DependencyGraph().get_pruner_of_module(module)
 
 
 def _select(tensor: Tensor, axis: int, kept: BoolArray) -> Tensor:
