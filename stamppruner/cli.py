@@ -61,7 +61,8 @@ def _demo(arguments: argparse.Namespace) -> int:
     demo = run_demo(arguments.out, config, say=say, progress=not quiet)
     print()
     print(demo.table())
-    say(f"\nwrote slim.safetensors, report.html, kept_channels.svg and demo.json to {arguments.out}")
+    files = "slim.safetensors, report.html, kept_channels.svg and demo.json"
+    say(f"\nwrote {files} to {arguments.out}")
     say("the reloaded slim.safetensors gives exactly the outputs of the network in memory")
     say(f"in all {sum(demo.seconds.values()):.0f} s")
     return 0

@@ -15,9 +15,15 @@ from torch import nn
 from stamppruner.baselines import Magnitude, Random
 from stamppruner.budget import Budget, Chooser
 from stamppruner.config import STAMPConfig
-from stamppruner.data import CHARACTERS, ArrayDataset, BatchLoader, CropFlip, digits
-from stamppruner.data import render_characters
-from stamppruner.errors import EquivalenceError, StampError
+from stamppruner.data import (
+    CHARACTERS,
+    ArrayDataset,
+    BatchLoader,
+    CropFlip,
+    digits,
+    render_characters,
+)
+from stamppruner.errors import CheckpointError, EquivalenceError, StampError
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.heads import find_head, with_classes
 from stamppruner.io import atomic_write, check_writable
@@ -64,9 +70,13 @@ class DemoConfig:
     @classmethod
     def fast(cls, **changes: Any) -> DemoConfig:
         """A version that is over in half a minute; its accuracies are those of a weak backbone."""
-        small: dict[str, Any] = dict(
-            classes=60, per_class=20, backbone_epochs=2, iterations=3, finetune_epochs=5
-        )
+        small: dict[str, Any] = {
+            "classes": 60,
+            "per_class": 20,
+            "backbone_epochs": 2,
+            "iterations": 3,
+            "finetune_epochs": 5,
+        }
         return cls(**(small | changes))
 
 
@@ -251,7 +261,7 @@ def _measure(
     model = made.model if isinstance(made, PruneResult) else made
     before = (made.evaluate if isinstance(made, PruneResult) else _evaluate_with(model))(test)
     start = time.perf_counter()
-    settings: dict[str, Any] = dict(epochs=config.finetune_epochs, amp=True, progress=progress)
+    settings: dict[str, Any] = {"epochs": config.finetune_epochs, "amp": True, "progress": progress}
     if isinstance(made, PruneResult):
         made.finetune(loader, **settings)
     else:
@@ -286,7 +296,12 @@ def _costs(model: nn.Module, pruner: STAMPPruner) -> dict[str, float]:
 
 
 def _prepare(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot make the folder {str(folder)!r} ({error}): choose another"
+        ) from error
     for name in ("slim.safetensors", "report.html", "kept_channels.svg", "demo.json"):
         check_writable(folder / name)
 
@@ -303,9 +318,7 @@ def _write(demo: Demo, folder: Path, fresh: nn.Module, test: ArrayDataset) -> No
             f"{folder / 'slim.safetensors'}: the reloaded network differs from the saved one"
         )
     result.report.to_html(folder / "report.html")
-    atomic_write(
-        folder / "kept_channels.svg", kept_channels_svg(result.report.groups).encode()
-    )
+    atomic_write(folder / "kept_channels.svg", kept_channels_svg(result.report.groups).encode())
     atomic_write(folder / "demo.json", json.dumps(demo.to_json(), indent=2).encode())
 
 

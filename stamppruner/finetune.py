@@ -15,7 +15,7 @@ from stamppruner.evidence import running_statistics
 from stamppruner.history import History
 from stamppruner.layers import first_floating
 from stamppruner.progress import bar
-from stamppruner.target import as_loader, checked_batches
+from stamppruner.target import as_loader, checked_batches, reread
 
 
 def finetune(
@@ -58,7 +58,7 @@ def finetune(
     if epochs < 0 or not 0 < lr < math.inf:
         raise ConfigError(f"finetune(epochs={epochs}, lr={lr}): epochs from 0 and a finite lr > 0")
     history = History()
-    batches = as_loader(loader)
+    batches = as_loader(reread(loader))
     steps = epochs * _length(batches)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(
@@ -68,8 +68,8 @@ def finetune(
     modes = [(module, module.training) for module in model.modules()]
     model.train()
     done = 0
+    shown = bar(total=steps, description="fine-tune", shown=progress)
     try:
-        shown = bar(total=steps, description="fine-tune", shown=progress)
         for epoch in range(epochs):
             loss_sum = correct = count = 0.0
             for images, labels in checked_batches(batches):
@@ -84,7 +84,8 @@ def finetune(
                 )
                 if not torch.isfinite(loss):
                     raise DataError(
-                        f"fine-tuning diverged at step {done} (loss {float(loss.detach())}): lower lr={lr}"
+                        f"fine-tuning diverged at step {done} (loss {float(loss.detach())}): "
+                        f"lower lr={lr}"
                     )
                 optimizer.zero_grad()
                 loss.backward()
@@ -100,8 +101,8 @@ def finetune(
             shown.set_postfix(loss=f"{figures['loss']:.3g}", accuracy=f"{figures['accuracy']:.3g}")
             if callback is not None:
                 callback(epoch, figures)
-        shown.close()
     finally:
+        shown.close()
         for module, mode in modes:
             module.training = mode
     return history

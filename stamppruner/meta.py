@@ -152,8 +152,8 @@ class MetaLearner:
             return
         if self.head is None:
             raise DataError(
-                "these tasks need a head of their own, but the model's output is not written by one "
-                "linear layer: pass a TaskSampler whose labels are the model's outputs"
+                "these tasks need a head of their own, but the model's output is not written by "
+                "one linear layer: pass a TaskSampler whose labels are the model's outputs"
             )
         old = self.net.model.get_submodule(self.head)
         assert isinstance(old, nn.Linear)

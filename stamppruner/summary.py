@@ -82,12 +82,14 @@ def make_report(
 def versions() -> dict[str, str]:
     """Versions of what computed a result."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in ("stamppruner", "torch-pruning"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return found | {name: _version(name) for name in ("stamppruner", "torch-pruning")}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _layer_rows(plan: ChannelPlan, chooser: Chooser) -> tuple[LayerRow, ...]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from stamppruner.calls import FORWARD_ERRORS
 from stamppruner.errors import DataError
+from stamppruner.evidence import running_statistics
 from stamppruner.tasks import check_batch
 
 Batch = tuple[Tensor, Tensor]
@@ -62,6 +64,20 @@ def as_loader(data: Any, *, batch_size: int = 128) -> Iterable[Batch]:
     return data
 
 
+def reread(data: Any) -> Any:
+    """The data themselves, if they can be read more than once.
+
+    Raises:
+        DataError: a generator or another iterator, which is empty after one pass.
+    """
+    if isinstance(data, Iterator):
+        raise DataError(
+            f"a {type(data).__name__} can be read only once: pass a DataLoader, a Dataset, or a "
+            "list of (images, labels) batches"
+        )
+    return data
+
+
 def checked_batches(loader: Any, *, channels: int | None = None) -> Iterator[Batch]:
     """The loader's batches, each checked.
 
@@ -83,16 +99,14 @@ def first_images(loader: Any) -> Tensor:
     """Images of the first batch.
 
     Raises:
-        DataError: the loader is empty or its first batch unusable.
+        DataError: the loader is empty, can be read only once, or its first batch is unusable.
     """
-    for images, _ in checked_batches(loader):
+    for images, _ in checked_batches(reread(loader)):
         return images
     raise DataError("the target loader is empty: give it at least one batch")
 
 
-def sample_target(
-    loader: Any, limit: int, *, channels: int | None = None, seed: int = 0
-) -> Target:
+def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed: int = 0) -> Target:
     """One pass over a loader that keeps a uniform random sample (reservoir sampling).
 
     A loader sorted by class is as good as a shuffled one.
@@ -128,3 +142,30 @@ def sample_target(
     order = rng.permutation(len(images))
     stacked = torch.stack([images[i] for i in order])
     return Target(stacked, torch.tensor(labels)[order], max(seen) + 1, count)
+
+
+def check_fits(model: nn.Module, images: Tensor, classes: int) -> None:
+    """Run the model on one image and see that it can tell the classes apart.
+
+    Args:
+        model: any; left in its modes.
+        images: ``(B, C, H, W)`` on the model's device.
+        classes: outputs that are needed.
+
+    Raises:
+        DataError: the model does not take the images, or has too few outputs.
+    """
+    try:
+        with running_statistics(model), torch.no_grad():
+            logits = model(images[:1])
+    except FORWARD_ERRORS as error:
+        raise DataError(
+            f"{type(model).__name__} does not take images of {tuple(images.shape[1:])}, "
+            f"{images.dtype} ({type(error).__name__}: {error}): give them the shape and type that "
+            "it was made for"
+        ) from error
+    if isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] < classes:
+        raise DataError(
+            f"the data have {classes} classes and {type(model).__name__} {logits.shape[1]} "
+            "outputs: relabel them from 0, or give the model more outputs"
+        )

@@ -12,8 +12,9 @@ from torch import nn
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph, FloatArray
 from stamppruner.heads import find_head, with_classes
+from stamppruner.layers import first_floating
 from stamppruner.result import PruneResult, finish, fit_head_
-from stamppruner.target import first_images, sample_target
+from stamppruner.target import check_fits, first_images, sample_target
 from stamppruner.trace import trace_channels
 
 
@@ -78,6 +79,7 @@ class Baseline(ABC):
             graph = trace_channels(model, first_images(loader)[:1])
         target = sample_target(loader, self.sample, seed=self.seed)
         dense, graph = with_classes(model, graph, target.num_classes)
+        check_fits(dense, target.images[:1].to(first_floating(dense).device), target.num_classes)
         start = perf_counter()
         if (head := find_head(dense, graph)) is not None:
             fit_head_(dense, head, target)
