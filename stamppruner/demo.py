@@ -290,8 +290,9 @@ def _evaluate_with(model: nn.Module) -> Callable[[ArrayDataset], float]:
 
 
 def _costs(model: nn.Module, pruner: STAMPPruner) -> dict[str, float]:
-    classes = model.get_submodule(find_head(model, pruner.graph) or "").out_features
-    _, graph = with_classes(pruner.model, pruner.graph, int(classes))
+    head = model.get_submodule(find_head(model, pruner.graph) or "")
+    assert isinstance(head, nn.Linear)
+    _, graph = with_classes(pruner.model, pruner.graph, head.out_features)
     return {name: c.full for name, c in Chooser(model, graph).costs.items()}
 
 

@@ -46,10 +46,11 @@ def reconstruct_(
     targets = _dense_outputs(dense, plan, images, seed)
     norms = [m for m in slim.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     momenta = [norm.momentum for norm in norms]
-    forwards = {
-        slim.get_submodule(name): _solving(slim.get_submodule(name), where, wanted)
-        for name, (where, wanted) in targets.items()
-    }
+    forwards: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
+    for name, (where, wanted) in targets.items():
+        module = slim.get_submodule(name)
+        assert isinstance(module, nn.Conv2d | nn.Linear)
+        forwards[module] = _solving(module, where, wanted)
     with running_statistics(slim), torch.no_grad(), patched_forwards(forwards):
         for norm in norms:
             norm.reset_running_stats()
@@ -101,8 +102,12 @@ def _dense_outputs(
     return {name: value for name, value in found.items() if calls[name] == 1}
 
 
-def _solving(module: nn.Module, where: Tensor, wanted: Tensor) -> Callable[[Tensor], Tensor]:
+def _solving(
+    module: nn.Conv2d | nn.Linear, where: Tensor, wanted: Tensor
+) -> Callable[[Tensor], Tensor]:
     """A forward that first re-solves the module's weights for the input it is given."""
+
+    own: Callable[..., Tensor] = type(module).forward
 
     def forward(x: Tensor) -> Tensor:
         rows = _patches(module, x, where).flatten(0, 1)  # (rows, fan-in)
@@ -110,7 +115,7 @@ def _solving(module: nn.Module, where: Tensor, wanted: Tensor) -> Callable[[Tens
         module.weight.copy_(weight.T.view_as(module.weight))
         if module.bias is not None:
             module.bias.copy_(bias)
-        return type(module).forward(module, x)
+        return own(module, x)
 
     return forward
 

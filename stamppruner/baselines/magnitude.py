@@ -33,7 +33,7 @@ class Magnitude(Baseline):
 
 def _filter_norms(module: nn.Module) -> FloatArray:
     """L1 norm of the weights of each output channel, ``(out,)``."""
-    weight = module.weight.detach().double().abs()
+    weight: torch.Tensor = module.weight.detach().double().abs()  # type: ignore[operator]
     axis = layers.weight_axes(module)[0]
     if axis == 1:  # transposed: (in, out / groups, ...)
         groups = layers.blocks(module)
