@@ -81,8 +81,8 @@ class _Case:
         """Protect the layers that a failed comparison points at."""
         reason = f"the cut could not be proved ({verdict})"
         if verdict.worst_layer and verdict.side == "output" and not verdict.error:
-            # it read the right thing, and uses its weight as a whole
-            self.traced.protect_inputs.setdefault(verdict.worst_layer, reason)
+            for name in self._alike(verdict.worst_layer):
+                self.traced.protect_inputs.setdefault(name, reason)
             return
         self.give_up(self._suspects(graph, verdict, odd=False), reason)
 
@@ -97,6 +97,14 @@ class _Case:
             else:
                 self.give_up([group], f"its width is fixed by the code ({verdict})")
 
+    def _alike(self, name: str) -> list[str]:
+        """The layer, which read the right thing and used its weight as a whole; and its like."""
+        modules = self.traced.modules
+        kind = type(modules[name])
+        if kind.__module__.startswith("torch.nn."):
+            return [name]
+        return [other for other in self.traced.reach.widths if type(modules[other]) is kind]
+
     def give_up(self, groups: Sequence[ChannelGroup], reason: str) -> None:
         """Protect everything that writes the groups."""
         for group in groups:
@@ -107,7 +115,11 @@ class _Case:
     def _suspects(
         self, graph: ChannelGraph, verdict: Equivalence, *, odd: bool
     ) -> list[ChannelGroup]:
-        """The groups where the difference showed if they fail alone, else found by bisection."""
+        """The groups where the difference showed if they fail alone, else found by bisection.
+
+        Everything was equal up to there, so a single group is at fault for sure, unless the slim
+        network broke off on the way.
+        """
         layer = graph.layers.get(verdict.worst_layer)
         if layer is not None and verdict.positions:
             channels = (layer.inputs if verdict.side == "input" else layer.outputs)[
@@ -115,8 +127,10 @@ class _Case:
             ]
             hit = {int(graph.group_of[c]) for c in channels if c >= 0}
             suspects = [graph.groups[g] for g in sorted(hit)]
-            if suspects and not self.verdict(graph, suspects, odd=odd):
+            if len(suspects) == 1 and (not verdict.error or "has shape" in verdict.error):
                 return suspects
+            if suspects and not self.verdict(graph, suspects, odd=odd):
+                return self._bisect(graph, suspects, odd=odd)
         return self._bisect(graph, list(graph.groups), odd=odd)
 
     def _bisect(
