@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stamppruner.calls import FORWARD_ERRORS
-from stamppruner.errors import DataError
+from stamppruner.errors import DataError, UnsupportedModelError
 from stamppruner.evidence import running_statistics
 from stamppruner.tasks import check_batch
 
@@ -150,10 +150,11 @@ def check_fits(model: nn.Module, images: Tensor, classes: int) -> None:
     Args:
         model: any; left in its modes.
         images: ``(B, C, H, W)`` on the model's device.
-        classes: outputs that are needed.
+        classes: outputs that are needed; 0 for any output.
 
     Raises:
         DataError: the model does not take the images, or has too few outputs.
+        UnsupportedModelError: it gives no logits.
     """
     try:
         with running_statistics(model), torch.no_grad():
@@ -164,7 +165,12 @@ def check_fits(model: nn.Module, images: Tensor, classes: int) -> None:
             f"{images.dtype} ({type(error).__name__}: {error}): give them the shape and type that "
             "it was made for"
         ) from error
-    if isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] < classes:
+    if classes and not (isinstance(logits, Tensor) and logits.dim() == 2):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} gives no logits (B, classes) for images: wrap it in a module "
+            "that does"
+        )
+    if classes and logits.shape[1] < classes:
         raise DataError(
             f"the data have {classes} classes and {type(model).__name__} {logits.shape[1]} "
             "outputs: relabel them from 0, or give the model more outputs"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stamppruner import StampError, STAMPConfig
+from stamppruner import STAMPConfig, StampError
 from stamppruner.errors import ConfigError
 
 
@@ -94,7 +94,7 @@ def test_paper_has_the_printed_values() -> None:
         1e-2,
         1e-3,
     )
-    assert not (paper.warm_start or paper.reconstruct or paper.fit_head)
+    assert (paper.warm_start, paper.reconstruct, paper.fit_head) == (False, False, False)
     assert paper.budget_share == 0
     assert STAMPConfig.paper(iterations=3000, pi_lr=0.5).pi_lr == 0.5
     with pytest.raises(ConfigError):

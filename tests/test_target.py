@@ -9,7 +9,7 @@ from stripes import dataset, loader, stripes, vgg
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from stamppruner.errors import DataError
+from stamppruner.errors import DataError, UnsupportedModelError
 from stamppruner.target import (
     Target,
     as_loader,
@@ -146,7 +146,9 @@ def test_check_fits_names_what_does_not() -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 6))
     with pytest.raises(DataError, match=r"does not take images of \(3, 8, 8\)"):
         check_fits(flat, IMAGES, 6)
-    check_fits(nn.Conv2d(3, 2, 1), IMAGES, 6)  # no logits: nothing to count
+    with pytest.raises(UnsupportedModelError, match="Conv2d gives no logits"):
+        check_fits(nn.Conv2d(3, 2, 1), IMAGES, 6)
+    check_fits(nn.Conv2d(3, 2, 1), IMAGES, 0)
 
 
 def test_a_data_set_is_read_in_batches() -> None:

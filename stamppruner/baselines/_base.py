@@ -79,9 +79,11 @@ class Baseline(ABC):
             graph = trace_channels(model, first_images(loader)[:1])
         target = sample_target(loader, self.sample, seed=self.seed)
         dense, graph = with_classes(model, graph, target.num_classes)
-        check_fits(dense, target.images[:1].to(first_floating(dense).device), target.num_classes)
+        head = find_head(dense, graph)
+        image = target.images[:1].to(first_floating(dense).device)
+        check_fits(dense, image, target.num_classes if head is not None else 0)
         start = perf_counter()
-        if (head := find_head(dense, graph)) is not None:
+        if head is not None:
             fit_head_(dense, head, target)
         chooser = Chooser(dense, graph, floor=self.floor, round_to=self.round_to)
         plan = chooser.choose(self.scores(dense, graph, target), budget)

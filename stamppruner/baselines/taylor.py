@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from stamppruner.baselines._base import Baseline
 from stamppruner.channels import ChannelGraph, FloatArray
-from stamppruner.target import Target
+from stamppruner.layers import first_floating
+from stamppruner.target import Target, check_fits
 from stamppruner.taylor import relative_to_group, taylor_scores
 
 
@@ -19,7 +20,8 @@ class Taylor(Baseline):
 
     def scores(self, model: nn.Module, graph: ChannelGraph, target: Target) -> FloatArray:
         """Scores relative to the root mean square of their group."""
-        device = next(model.parameters()).device
+        device = first_floating(model).device
+        check_fits(model, target.images[:1].to(device), target.num_classes)
         scores = taylor_scores(
             model,
             graph,
