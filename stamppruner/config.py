@@ -33,6 +33,8 @@ class STAMPConfig:
         budget_share: last share of the iterations, which trains under hard masks of random
             budgets with a straight-through gradient; 0 leaves the paper's relaxed masks alone.
         budget_range: least and greatest share of MACs of those budgets.
+        target_evidence: weight, in [0, 1], of Taylor scores on the labelled target against the
+            meta-learned pi; 0 leaves all to the set encoder, as in the paper.
         prune_epochs: K, epochs of gate learning on the target before the cut (line 8).
         threshold: without a budget, channels with E[m] of at least this are kept.
         floor: share of every group that is always kept.
@@ -53,7 +55,7 @@ class STAMPConfig:
     ways: int = 10
     shots: int = 16
     minibatch_size: int = 32
-    weights_lr: float = 1e-3
+    weights_lr: float = 1e-4
     pi_lr: float = 1e-2
     theta_lr: float = 1e-3
     temperature: float = 0.67
@@ -64,6 +66,7 @@ class STAMPConfig:
     warm_start: bool = True
     budget_share: float = 0.7
     budget_range: tuple[float, float] = (0.1, 0.6)
+    target_evidence: float = 0.5
     prune_epochs: float = 0.0
     threshold: float = 0.5
     floor: float = 0.05
@@ -76,19 +79,21 @@ class STAMPConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "tasks_per_iteration", "shots", "minibatch_size", "round_to"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        self._require("ways", self.ways >= 2, "at least 2")
-        self._require("set_size", self.set_size >= 1, "at least 1")
+        least = dict.fromkeys(("iterations", "tasks_per_iteration", "shots", "minibatch_size"), 1)
+        least |= {"round_to": 1, "set_size": 1, "ways": 2, "seed": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            self._require(name, whole and value >= low, f"a whole number of at least {low}")
         for name in ("weights_lr", "pi_lr", "theta_lr", "kl_scale", "prune_epochs"):
             value = getattr(self, name)
             self._require(name, 0 <= value < math.inf, "a finite number of at least 0")
         for name in ("temperature", "alpha"):
             self._require(name, 0 < getattr(self, name) < math.inf, "a finite number above 0")
-        for name in ("budget_share", "threshold", "floor"):
+        for name in ("budget_share", "threshold", "floor", "target_evidence"):
             self._require(name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
-        low, high = self.budget_range
-        self._require("budget_range", 0 < low <= high <= 1, "0 < least <= greatest <= 1")
+        smallest, largest = self.budget_range
+        self._require("budget_range", 0 < smallest <= largest <= 1, "0 < least <= greatest <= 1")
 
     @classmethod
     def paper(cls, **changes: Any) -> STAMPConfig:
@@ -100,23 +105,24 @@ class STAMPConfig:
         Lee et al. 2018, gamma = 1 and beta = 0 leave the activation as it is, K is 1 epoch, which
         it names as the most.
         """
-        settings: dict[str, Any] = dict(
-            iterations=2000,
-            tasks_per_iteration=10,
-            ways=10,
-            shots=64,
-            minibatch_size=128,
-            temperature=0.1,
-            gamma=1.0,
-            beta=0.0,
-            warm_start=False,
-            budget_share=0.0,
-            prune_epochs=1.0,
-            threshold=1e-3,
-            floor=0.0,
-            fit_head=False,
-            reconstruct=False,
-        )
+        settings: dict[str, Any] = {
+            "iterations": 2000,
+            "tasks_per_iteration": 10,
+            "ways": 10,
+            "shots": 64,
+            "minibatch_size": 128,
+            "temperature": 0.1,
+            "gamma": 1.0,
+            "beta": 0.0,
+            "warm_start": False,
+            "budget_share": 0.0,
+            "target_evidence": 0.0,
+            "prune_epochs": 1.0,
+            "threshold": 1e-3,
+            "floor": 0.0,
+            "fit_head": False,
+            "reconstruct": False,
+        }
         return cls(**(settings | changes))
 
     def to_dict(self) -> dict[str, Any]:

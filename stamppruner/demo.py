@@ -57,13 +57,13 @@ class DemoConfig:
     """
 
     arch: Arch = "resnet"
-    macs: float = 0.25
+    macs: float = 0.15
     classes: int = len(CHARACTERS)
     per_class: int = 60
     backbone_epochs: int = 6
     iterations: int = 20
     train_per_class: int = 20
-    finetune_epochs: int = 20
+    finetune_epochs: int = 30
     size: int = 24
     seed: int = 0
 

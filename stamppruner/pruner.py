@@ -20,6 +20,7 @@ from stamppruner.channels import ChannelGraph
 from stamppruner.config import STAMPConfig
 from stamppruner.encoders import SetEncoder, SetTransformer
 from stamppruner.errors import (
+    BudgetError,
     CheckpointError,
     ConfigError,
     DataError,
@@ -33,10 +34,10 @@ from stamppruner.io import PathLike, check_writable
 from stamppruner.meta import Callback, MetaLearner
 from stamppruner.posteriors import BetaBernoulli, Posterior
 from stamppruner.result import PruneResult, finish, fit_head_
-from stamppruner.target import first_images, sample_target
-from stamppruner.tasks import LoaderTasks, TaskSource, as_sampler
+from stamppruner.target import check_fits, first_images, sample_target
+from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
 from stamppruner.trace import trace_channels
-from stamppruner.warmstart import warm_start_on_target, warm_start_on_tasks
+from stamppruner.warmstart import blend_target, warm_start_on_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -126,8 +127,9 @@ class STAMPPruner:
         net = self._gated()
         head = find_head(net.model, net.graph)
         fitted = isinstance(source, LoaderTasks)
+        check_fits(net.model, probe_tasks[0].images[:1].to(net.device), 0)
         if not fitted:
-            _check_outputs(net, [c for task in probe_tasks for c in task.classes])
+            _check_outputs(net, _classes(source, probe_tasks))
         if config.warm_start and not fitted:
             warm_start_on_tasks(net, _peek(source, _WARM_TASKS))
         learner = MetaLearner(net, source, config, head, fitted)
@@ -160,6 +162,8 @@ class STAMPPruner:
             BudgetError: the budget cannot be met.
             EquivalenceError: the cut could not be proved.
         """
+        if budget is not None and not isinstance(budget, Budget):
+            raise BudgetError(f"the budget is {budget!r}: pass Budget(macs=0.25), say")
         start = perf_counter()
         if self._net is None:
             self._trace(first_images(target_loader)[:1])
@@ -168,20 +172,23 @@ class STAMPPruner:
         target = sample_target(target_loader, _SAMPLE, channels=shape[0], seed=config.seed)
         notes: list[str] = []
         dense, graph = with_classes(traced.model, traced.graph, target.num_classes)
-        net = GatedNet(
-            dense, graph, copy.deepcopy(traced.posterior), copy.deepcopy(traced.encoder)
-        )
+        net = GatedNet(dense, graph, copy.deepcopy(traced.posterior), copy.deepcopy(traced.encoder))
         chooser = Chooser(dense, graph, floor=config.floor, round_to=config.round_to)
         head = find_head(dense, graph)
         timings = {"read_target": perf_counter() - start}
         start = perf_counter()
         images = target.images[: config.set_size].to(net.device)
-        if head is not None and (config.fit_head or not self.meta_fitted):
+        check_fits(dense, images, target.num_classes)
+        new_head = target.num_classes != _outputs(traced.model, head)
+        if head is not None and (config.fit_head or new_head or not self.meta_fitted):
             fit_head_(dense, head, target)
+        weight = config.target_evidence
         if not self.meta_fitted:
             notes.append("not meta-fitted: channels are ranked by Taylor scores on the target")
             warnings.warn(f"{notes[-1]}; call meta_fit first", NotMetaFittedWarning, stacklevel=2)
-            warm_start_on_target(net, target.batches(_FIT_BATCH, net.device))
+            weight = 1.0
+        if weight > 0:
+            blend_target(net, target.batches(_FIT_BATCH, net.device), weight)
         if config.prune_epochs > 0:
             adapt_(net, chooser, target, budget, config, progress=progress)  # line 11
         with torch.no_grad():
@@ -199,7 +206,7 @@ class STAMPPruner:
             chooser,
             title="STAMP",
             budget=budget,
-            fit_head=config.fit_head or target.num_classes != _outputs(traced.model, head),
+            fit_head=config.fit_head or new_head,
             recalibrate=config.recalibrate,
             reconstruct=config.reconstruct,
             warnings=notes,
@@ -306,12 +313,19 @@ class STAMPPruner:
             )
 
 
-def _peek(source: TaskSource, n: int = 1) -> list[Any]:
+def _peek(source: TaskSource, n: int = 1) -> list[Task]:
     """Tasks that are drawn without moving the source on."""
     state = source.state_dict()
     tasks = source.tasks(n)
     source.load_state_dict(state)
     return tasks
+
+
+def _classes(source: TaskSource, tasks: Sequence[Task]) -> Sequence[int]:
+    """All classes of a source that knows them, else those of some tasks."""
+    if isinstance(source, TaskSampler):
+        return list(source.by_class)
+    return [c for task in tasks for c in task.classes]
 
 
 def _check_outputs(net: GatedNet, classes: Sequence[int]) -> None:
@@ -329,7 +343,7 @@ def _check_outputs(net: GatedNet, classes: Sequence[int]) -> None:
 
 
 def _outputs(model: nn.Module, head: str | None) -> int | None:
-    return None if head is None else int(model.get_submodule(head).out_features)
+    return None if head is None else int(model.get_submodule(head).out_features)  # type: ignore[arg-type]
 
 
 def _image_shape(graph: ChannelGraph) -> tuple[int, ...]:

@@ -27,20 +27,26 @@ def warm_start_on_tasks(net: GatedNet, tasks: Iterable[Task]) -> None:
 
         scores = taylor_scores(net.model, net.graph, task.minibatches(_BATCH), loss)
         squares.append(scores.square())
-    _set(net, torch.stack(squares).mean(0).sqrt())
+    net.posterior.warm_start(_keep_by_rank(torch.stack(squares).mean(0).sqrt(), net))
 
 
-def warm_start_on_target(net: GatedNet, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Set pi from Taylor scores on the target, whose classes the head already has."""
+def blend_target(net: GatedNet, batches: Iterable[tuple[Tensor, Tensor]], weight: float) -> None:
+    """Move pi towards Taylor scores on the target, whose classes the head already has.
+
+    The prior knowledge of the reference and the evidence of the target are averaged as keep
+    probabilities, ``(1 - weight) E[pi] + weight * rank``.
+    """
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels, reduction="none")
 
-    _set(net, taylor_scores(net.model, net.graph, batches, loss))
+    target = _keep_by_rank(taylor_scores(net.model, net.graph, batches, loss), net)
+    with torch.no_grad():
+        prior = net.posterior.keep_probability()
+    net.posterior.warm_start((1 - weight) * prior + weight * target.to(prior))
 
 
-def _set(net: GatedNet, scores: Tensor) -> None:
-    """Make the keep probabilities uniform in the rank of a channel's relative score."""
-    relative = relative_to_group(scores, net.graph)
-    rank = relative.argsort().argsort().to(scores.dtype)
-    net.posterior.warm_start(0.02 + 0.96 * rank / max(1, len(rank) - 1))
+def _keep_by_rank(scores: Tensor, net: GatedNet) -> Tensor:
+    """Keep probabilities that are uniform in the rank of a channel's relative score."""
+    rank = relative_to_group(scores, net.graph).argsort().argsort().to(scores.dtype)
+    return 0.02 + 0.96 * rank / max(1, len(rank) - 1)
