@@ -38,8 +38,9 @@ from stamppruner.inputs import Inputs
 _CHUNK_BYTES = 64 * 2**20
 """Memory that the largest activation of one probing forward may take."""
 
-_MAX_CHANNEL_ROWS = 4096
-"""Above this width the ambiguous channels of a producer are tied together."""
+_MAX_ELEMENTS = 2**26
+"""Elements of the largest activation, over all rows, up to which a row a channel is asked; the
+ambiguous channels of a producer that needs more are tied together."""
 
 Row = dict[int, BoolArray]
 """One question: for some producers, which of their output channels are NaN."""
@@ -242,7 +243,7 @@ def _ask_again(
     for p, positions, own in _own_answers(asker, arrives, unsure, bits):
         channel, sure = codes.decode(own)
         pairs.append(_rows(p, channel[sure], positions[sure]))
-        mixed = own.all(axis=0) | (widths[p] > _MAX_CHANNEL_ROWS)
+        mixed = own.all(axis=0) | (widths[p] * asker.calls.peak > _MAX_ELEMENTS)
         channel, where = codes.allowed(own[:, mixed & ~sure], widths[p])
         ties.append(_rows(p, channel, positions[mixed & ~sure][where]))
         rest = positions[~mixed & ~sure]
