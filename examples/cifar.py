@@ -30,7 +30,7 @@ from stamppruner.data import (
 
 def arguments(name: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"{name}: CIFAR-100 to CIFAR-10, paper's nets")
-    parser.add_argument("--data", default="data", help="target: download folder, or train/ and test/")
+    parser.add_argument("--data", default="data", help="target: download folder or image folders")
     parser.add_argument("--reference", default=None, help="the same for the reference data")
     parser.add_argument("--width", type=float, default=1.0, help="multiplies all channels")
     parser.add_argument("--subset", type=int, default=None, help="target images (default: all)")
@@ -100,7 +100,7 @@ def run(name: str, make: Callable[..., nn.Module]) -> None:
 
     result.save(out / "slim.safetensors")
     result.report.to_html(out / "report.html")
-    slim = load_slim(out / "slim.safetensors", lambda: make(reference.num_classes, width=args.width))
+    slim = load_slim(out / "slim.safetensors", make(reference.num_classes, width=args.width))
     assert evaluate(slim, test) == evaluate(result.model.cpu(), test)
     figures["report"] = result.report.to_json()
     (out / "figures.json").write_text(json.dumps(figures, indent=2))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from stamppruner.channels import BoolArray, ChannelGraph, ChannelPlan
+from stamppruner.channels import BoolArray, ChannelGraph, ChannelPlan, IntArray
 from stamppruner.costs import Cost, Macs, Params
 from stamppruner.errors import BudgetError, PlanError
 
@@ -42,7 +42,7 @@ class Budget:
     def __post_init__(self) -> None:
         bounds = self.bounds()
         if not bounds:
-            raise BudgetError("a budget needs a bound: Budget(macs=0.25) keeps a quarter of the MACs")
+            raise BudgetError("a budget needs a bound, such as Budget(macs=0.25)")
         for name, value in bounds.items():
             real = isinstance(value, int | float) and not isinstance(value, bool)
             if not real or not 0 < value < float("inf"):
@@ -139,7 +139,7 @@ class Chooser:
         kept = [int(plan.keep[group.channels].sum()) for group in self.graph.groups]
         return torch.tensor(kept, dtype=torch.float64)
 
-    def _rank(self, scores: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
+    def _rank(self, scores: npt.ArrayLike) -> tuple[list[IntArray], IntArray]:
         """Channels of each block from best to worst, and groups in order of admission."""
         values = np.asarray(scores, dtype=np.float64)
         if values.shape != (self.graph.num_channels,) or not np.isfinite(values).all():
@@ -159,18 +159,16 @@ class Chooser:
         admission = np.argsort(-np.concatenate(merit), kind="stable")
         return ranked, np.concatenate(owner)[admission]
 
-    def _widths(self, admitted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _widths(self, admitted: IntArray) -> IntArray:
         """Channels a block of every group after some were admitted."""
         counts = self._least + np.bincount(admitted, minlength=len(self._least))
         return self._rounded(counts)
 
-    def _rounded(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _rounded(self, counts: IntArray) -> IntArray:
         whole = counts // self._step * self._step
         return np.where(counts >= self._depth, self._depth, np.maximum(whole, self._least))
 
-    def _plan(
-        self, ranked: list[npt.NDArray[np.int64]], widths: npt.NDArray[np.int64]
-    ) -> ChannelPlan:
+    def _plan(self, ranked: list[IntArray], widths: IntArray) -> ChannelPlan:
         keep: BoolArray = np.zeros(self.graph.num_channels, dtype=bool)
         for group, order, width in zip(self.graph.groups, ranked, widths.tolist(), strict=True):
             offsets = group.start + np.arange(group.blocks)[:, None] * (group.size // group.blocks)
