@@ -1,0 +1,265 @@
+"""Compares a masked dense network with a slim one, layer by layer.
+
+Both run on the same noise in evaluation mode, in double precision where the model takes it, and
+are compared at the input and output of *every* mixing layer and at the model's output, so a wrong
+index map is found at the layer where it first shows, even if later layers would hide it. Layers
+that are called in training mode only (auxiliary heads) are compared as well.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from stamppruner import layers
+from stamppruner.calls import FORWARD_ERRORS, evaluating, floating_tensors, run
+from stamppruner.channels import ChannelPlan, LayerMap
+from stamppruner.errors import EquivalenceError, StampError
+from stamppruner.gates import Gates
+from stamppruner.inputs import Inputs
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""Largest difference relative to the largest value at the same place; 2e-2 in half precision."""
+
+_BATCH = 2
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """How far the slim network is from the masked dense one.
+
+    Attributes:
+        max_abs: largest absolute difference of the outputs.
+        max_rel: largest difference at any layer, relative to the largest value there.
+        worst_layer: where ``max_rel`` was seen; empty for the model's output.
+        side: of that layer: ``"input"`` or ``"output"``.
+        positions: positions there that differ, in the dense numbering.
+        tolerance: bound on ``max_rel`` that was applied.
+        error: what the slim network raised, if it did not run.
+    """
+
+    max_abs: float
+    max_rel: float
+    worst_layer: str = ""
+    side: Literal["input", "output"] = "input"
+    positions: tuple[int, ...] = ()
+    tolerance: float = 0.0
+    error: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the networks agree."""
+        return not self.error and self.max_rel <= self.tolerance
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"the slim network fails before layer {self.worst_layer!r}: {self.error}"
+        where = f"{self.side} of layer {self.worst_layer!r}" if self.worst_layer else "the output"
+        verdict = "equal" if self.passed else "DIFFERENT"
+        return (
+            f"{verdict}: relative difference {self.max_rel:.2g} at {where} "
+            f"(bound {self.tolerance:.0e}), absolute {self.max_abs:.2g} at the output"
+        )
+
+
+def compare(
+    dense: nn.Module,
+    slim: nn.Module,
+    plan: ChannelPlan,
+    inputs: Inputs,
+    *,
+    passes: Sequence[bool] = (False,),
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> Equivalence:
+    """Compare a dense model under the plan's mask with a slim model.
+
+    Neither model is changed; both are copied where double precision needs it.
+
+    Args:
+        dense: the whole model.
+        slim: the cut one.
+        plan: the cut.
+        inputs: give the shapes of the noise.
+        passes: see :func:`~stamppruner.calls.run`.
+        seed: of the noise.
+        tolerance: bound on the relative difference; by default that of the precision.
+
+    Raises:
+        EquivalenceError: the dense model itself fails on the inputs.
+    """
+    like = layers.first_floating(dense)
+    own = TOLERANCE.get(like.dtype, 2e-2)
+    if like.dtype != torch.float64:
+        # A cut weight that was written through a parametrization was rounded in that precision.
+        bound = own if any(is_parametrized(m) for m in slim.modules()) else None
+        pair = (copy.deepcopy(dense).double(), copy.deepcopy(slim).double())
+        doubled = inputs.to(torch.float64)
+        try:
+            return compare(*pair, plan, doubled, passes=passes, seed=seed, tolerance=bound)
+        except StampError:
+            pass  # the model insists on its own precision
+    noise = inputs.random(_BATCH, seed)
+    mixing = [layer for layer in plan.graph.layers.values() if layer.kind == "mixing"]
+    found = _Readings(slim, mixing)
+    found.observe(noise, passes)
+    comparison = _Comparison(dense, mixing, plan, found, own if tolerance is None else tolerance)
+    gates = Gates(dense, plan.graph)
+    gates.values = torch.from_numpy(plan.keep.copy()).to(like.device, like.dtype)
+    with gates.injected():
+        try:
+            comparison.observe(noise, passes)
+        except _DifferenceError as difference:
+            return difference.verdict
+    if comparison.error:
+        raise EquivalenceError(
+            f"{type(dense).__name__} fails on {noise.describe()}: {comparison.error}"
+        )
+    return comparison.outputs()
+
+
+@dataclass
+class _Reading:
+    """What went in or out of a layer."""
+
+    layer: LayerMap
+    side: Literal["input", "output"]
+    values: Tensor
+
+
+class _Readings:
+    """Records what mixing layers read and write, in call order, until the model ends or fails."""
+
+    def __init__(self, model: nn.Module, watched: Sequence[LayerMap]) -> None:
+        self.model, self.watched = model, watched
+        self.read: list[_Reading] = []
+        self.output: list[Tensor] = []
+        self.error = ""
+
+    def observe(self, inputs: Inputs, passes: Sequence[bool]) -> None:
+        """Run the model and note everything."""
+        handles = []
+        for layer in self.watched:
+            module = self.model.get_submodule(layer.name)
+            handles += [
+                module.register_forward_pre_hook(
+                    lambda _m, args, layer=layer: self.note(_Reading(layer, "input", args[0]))
+                ),
+                module.register_forward_hook(
+                    lambda _m, _a, out, layer=layer: self.note(_Reading(layer, "output", out))
+                ),
+            ]
+        try:
+            with evaluating(self.model):
+                self.output = floating_tensors(run(self.model, inputs, passes))
+        except FORWARD_ERRORS as error:
+            self.error = f"{type(error).__name__}: {error}"
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def note(self, reading: _Reading) -> None:
+        """Note one input or output of a layer, as it is before anything changes it in place."""
+        self.read.append(replace(reading, values=reading.values.clone()))
+
+
+class _DifferenceError(Exception):
+    """Ends a forward pass of the dense network at the first difference."""
+
+    def __init__(self, verdict: Equivalence) -> None:
+        super().__init__(str(verdict))
+        self.verdict = verdict
+
+
+class _Comparison(_Readings):
+    """Compares what the dense network reads and writes with the readings of the slim one."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        watched: Sequence[LayerMap],
+        plan: ChannelPlan,
+        slim: _Readings,
+        tolerance: float,
+    ) -> None:
+        super().__init__(model, watched)
+        self.plan, self.slim, self.tolerance = plan, slim, tolerance
+        self.count = 0
+        self.worst = Equivalence(0.0, 0.0, tolerance=tolerance)
+
+    def note(self, reading: _Reading) -> None:
+        """Compare with the slim network's reading at the same place.
+
+        Raises:
+            _DifferenceError: they differ.
+        """
+        layer, x = reading.layer, reading.values
+        if self.count == len(self.slim.read):
+            raise _DifferenceError(self._failed(reading, self.slim.error))
+        slim = self.slim.read[self.count]
+        if (slim.layer.name, slim.side) != (layer.name, reading.side):
+            raise _DifferenceError(self._failed(reading, ""))
+        y = slim.values
+        axis = layers.channel_axis(self.model.get_submodule(layer.name), x.dim())
+        lookup = layer.kept_inputs if reading.side == "input" else layer.kept_outputs
+        kept = torch.from_numpy(lookup(self.plan.keep)).to(x.device).nonzero().squeeze(1)
+        x = x.index_select(axis, kept)
+        if x.shape != y.shape:
+            shapes = f"{tuple(y.shape)} instead of {tuple(x.shape)}"
+            raise _DifferenceError(self._failed(reading, f"the {reading.side} has shape {shapes}"))
+        relative = _relative(x, y)
+        if relative > self.worst.max_rel:
+            self.worst = Equivalence(0.0, relative, layer.name, reading.side, (), self.tolerance)
+        if relative > self.tolerance:
+            wrong = (x - y).abs().movedim(axis, 0).flatten(1).amax(1)
+            wrong = ~(wrong <= self.tolerance * float(x.abs().max()))
+            places = tuple(kept[wrong].tolist())
+            raise _DifferenceError(
+                Equivalence(0.0, relative, layer.name, reading.side, places, self.tolerance)
+            )
+        slim.values = y.new_empty(0)  # free the memory
+        self.count += 1
+
+    def outputs(self) -> Equivalence:
+        """The verdict, from the outputs and the readings before."""
+        same = (self.count, len(self.output)) == (len(self.slim.read), len(self.slim.output))
+        if self.slim.error or not same:
+            return self._failed(None, self.slim.error)
+        max_abs, worst = 0.0, self.worst
+        for x, y in zip(self.output, self.slim.output, strict=True):
+            if x.shape != y.shape:
+                return self._failed(None, "the outputs have different shapes")
+            max_abs = max(max_abs, float((x - y).abs().max()) if x.numel() else 0.0)
+            if (relative := _relative(x, y)) > worst.max_rel:
+                worst = Equivalence(0.0, relative, tolerance=self.tolerance)
+        return replace(worst, max_abs=max_abs)
+
+    def _failed(self, reading: _Reading | None, error: str) -> Equivalence:
+        """The verdict on a slim network that does not come to a reading, or to the output."""
+        error = error or "the networks call different layers"
+        if reading is None:
+            return Equivalence(0.0, 0.0, tolerance=self.tolerance, error=error)
+        positions = reading.layer.inputs if reading.side == "input" else reading.layer.outputs
+        places = tuple((positions >= 0).nonzero()[0].tolist())
+        return Equivalence(
+            0.0, 0.0, reading.layer.name, reading.side, places, self.tolerance, error
+        )
+
+
+def _relative(x: Tensor, y: Tensor) -> float:
+    """Largest difference over the largest value; infinite where only one side is finite."""
+    if not x.numel():
+        return 0.0
+    same = (x == y) | (x.isnan() & y.isnan())
+    difference = torch.where(same, 0.0, (x - y).abs()).nan_to_num(torch.inf)
+    scale = x.abs().nan_to_num(0.0, 0.0, 0.0).max()
+    return float(difference.max() / scale.clamp_min(torch.finfo(x.dtype).tiny))
