@@ -12,7 +12,7 @@ import numpy as np
 
 from stamppruner.channels import BoolArray, IntArray
 from stamppruner.free import FreeAxis
-from stamppruner.probe import Reach
+from stamppruner.reach import Reach
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class FreeAxis:
         axis: that runs over channels.
         length: of the axis.
         indices: ``(K,)`` indices along the axis, and
-        positions: ``(K,)`` the positions (as in :class:`~stamppruner.probe.Reach`) they reach.
+        positions: ``(K,)`` the positions (as in :class:`~stamppruner.reach.Reach`) they reach.
     """
 
     name: str

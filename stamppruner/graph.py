@@ -29,7 +29,7 @@ from stamppruner.channels import (
 from stamppruner.elements import Elements, components, spread
 from stamppruner.free import FreeAxis
 from stamppruner.inputs import Inputs
-from stamppruner.probe import Reach
+from stamppruner.reach import Reach
 
 
 class Reason(NamedTuple):

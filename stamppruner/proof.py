@@ -16,8 +16,8 @@ from torch import nn
 
 from stamppruner import layers, surgery
 from stamppruner.calls import FORWARD_ERRORS, evaluating, run
-from stamppruner.certificate import Equivalence, compare
 from stamppruner.channels import ChannelGraph, ChannelGroup, ChannelPlan
+from stamppruner.comparison import Equivalence, compare
 from stamppruner.graph import Traced, build_graph
 from stamppruner.inputs import Inputs
 

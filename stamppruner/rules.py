@@ -16,7 +16,7 @@ from stamppruner import layers
 from stamppruner.channels import BoolArray, IntArray
 from stamppruner.elements import Elements
 from stamppruner.norms import Norm
-from stamppruner.probe import Reach
+from stamppruner.reach import Reach
 
 Blocks = list[IntArray]
 """Elements in equal blocks: the same number must be kept in each."""

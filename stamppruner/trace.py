@@ -16,8 +16,9 @@ from stamppruner.errors import UnsupportedModelError
 from stamppruner.free import FreeAxis, find_free_axes
 from stamppruner.graph import Traced, build_graph, matching
 from stamppruner.inputs import Inputs
-from stamppruner.probe import Probe, Reach, probe
+from stamppruner.probe import Probe
 from stamppruner.proof import prove
+from stamppruner.reach import Reach, probe
 
 _SMALL_SIDES = (64, 128)
 """Image sides, in pixels, on which probing is tried before the full size."""
