@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from stamppruner.baselines import Magnitude, Random
-from stamppruner.budget import Budget, Chooser
+from stamppruner.baselines import Full, Magnitude, Random
+from stamppruner.budget import Budget
 from stamppruner.config import STAMPConfig
 from stamppruner.data import (
     CHARACTERS,
@@ -24,17 +24,14 @@ from stamppruner.data import (
     render_characters,
 )
 from stamppruner.errors import CheckpointError, EquivalenceError, StampError
-from stamppruner.finetune import evaluate, finetune
-from stamppruner.heads import find_head, with_classes
+from stamppruner.finetune import finetune
 from stamppruner.io import atomic_write, check_writable
 from stamppruner.models import VGG, ResNet
 from stamppruner.pruner import STAMPPruner
 from stamppruner.report.format import cost, seconds, text_table
 from stamppruner.report.svg import kept_channels_svg
-from stamppruner.result import PruneResult, fit_head_
+from stamppruner.result import PruneResult
 from stamppruner.slim import load_slim
-from stamppruner.summary import latency_ms, state_bytes
-from stamppruner.target import sample_target
 from stamppruner.tasks import TaskSampler
 
 Arch = Literal["resnet", "vgg"]
@@ -127,7 +124,7 @@ class Demo:
                     f"{cost('macs', row.macs)} ({100 * row.macs / full.macs:.0f}%)",
                     cost("size_bytes", row.size_bytes),
                     cost("latency_ms", row.latency_ms),
-                    seconds(row.prune_seconds) if row.prune_seconds else "-",
+                    seconds(row.prune_seconds) if row is not full else "-",
                     seconds(row.finetune_seconds),
                 ]
                 for row in self.rows
@@ -212,23 +209,21 @@ def run_demo(
 
     say(f"4/5  pruning for {len(train)} digits, fine-tuning, and the same for other methods")
     budget = Budget(macs=config.macs)
-    methods: dict[str, Callable[[], PruneResult | nn.Module]] = {
-        "full network": lambda: _full(pruner, train),
+    graph = pruner.graph
+    methods: dict[str, Callable[[], PruneResult]] = {
+        "full network": lambda: Full(seed=seed).prune(model, train, graph=graph),
         "STAMP": lambda: pruner.prune(train, budget, progress=progress),
-        "L1 magnitude": lambda: Magnitude(seed=seed).prune(
-            model, train, budget, graph=pruner.graph
-        ),
-        "random": lambda: Random(seed=seed).prune(model, train, budget, graph=pruner.graph),
+        "L1 magnitude": lambda: Magnitude(seed=seed).prune(model, train, budget, graph=graph),
+        "random": lambda: Random(seed=seed).prune(model, train, budget, graph=graph),
     }
-    rows, results = [], {}
-    for name, make in methods.items():
+    rows: list[DemoRow] = []
+    results: dict[str, PruneResult] = {}
+    for name, prune in methods.items():
         loader = BatchLoader(train, 32, seed=seed, augment=augment)
-        row, results[name] = _measure(name, make, loader, test, pruner, config, progress)
-        rows.append(row)
+        rows.append(_measure(name, prune, loader, test, config, progress, results))
     clock.stop("compare")
 
     result = results["STAMP"]
-    assert isinstance(result, PruneResult)
     demo = Demo(config, rows, result, clock.seconds)
     if folder is not None:
         say("5/5  writing the slim network, reading it back")
@@ -237,63 +232,31 @@ def run_demo(
     return demo
 
 
-def _full(pruner: STAMPPruner, train: ArrayDataset) -> nn.Module:
-    """The whole backbone with a ridge head for the digits: the same head start as the others."""
-    dense, graph = with_classes(pruner.model, pruner.graph, train.num_classes)
-    if (head := find_head(dense, graph)) is not None:
-        fit_head_(dense, head, sample_target(train, len(train)))
-    return dense
-
-
 def _measure(
     name: str,
-    make: Callable[[], PruneResult | nn.Module],
+    prune: Callable[[], PruneResult],
     loader: BatchLoader,
     test: ArrayDataset,
-    pruner: STAMPPruner,
     config: DemoConfig,
     progress: bool,
-) -> tuple[DemoRow, PruneResult | nn.Module]:
-    """Prune, fine-tune and measure one method."""
+    results: dict[str, PruneResult],
+) -> DemoRow:
+    """Prune, fine-tune and measure one method; its result goes into ``results``."""
     start = time.perf_counter()
-    made = make()
-    prune_seconds = time.perf_counter() - start if isinstance(made, PruneResult) else 0.0
-    model = made.model if isinstance(made, PruneResult) else made
-    before = (made.evaluate if isinstance(made, PruneResult) else _evaluate_with(model))(test)
+    result = results[name] = prune()
+    prune_seconds = time.perf_counter() - start
+    before = result.evaluate(test)
     start = time.perf_counter()
-    settings: dict[str, Any] = {"epochs": config.finetune_epochs, "amp": True, "progress": progress}
-    if isinstance(made, PruneResult):
-        made.finetune(loader, **settings)
-    else:
-        finetune(model, loader, **settings)
+    result.finetune(loader, epochs=config.finetune_epochs, amp=True, progress=progress)
     finetune_seconds = time.perf_counter() - start
-    after = (made.evaluate if isinstance(made, PruneResult) else _evaluate_with(model))(test)
-    graph = pruner.graph
-    costs = made.report.after if isinstance(made, PruneResult) else _costs(model, pruner)
-    assert graph.example is not None
-    row = DemoRow(
+    return DemoRow(
         method=name,
         accuracy_before=before,
-        accuracy=after,
-        params=costs["params"],
-        macs=costs["macs"],
-        size_bytes=state_bytes(model),
-        latency_ms=latency_ms(model, graph.example),
+        accuracy=result.evaluate(test),
         prune_seconds=prune_seconds,
         finetune_seconds=finetune_seconds,
+        **result.report.after,
     )
-    return row, made
-
-
-def _evaluate_with(model: nn.Module) -> Callable[[ArrayDataset], float]:
-    return lambda data: evaluate(model, data)
-
-
-def _costs(model: nn.Module, pruner: STAMPPruner) -> dict[str, float]:
-    head = model.get_submodule(find_head(model, pruner.graph) or "")
-    assert isinstance(head, nn.Linear)
-    _, graph = with_classes(pruner.model, pruner.graph, head.out_features)
-    return {name: c.full for name, c in Chooser(model, graph).costs.items()}
 
 
 def _prepare(folder: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from stamppruner.budget import Budget, Chooser
-from stamppruner.channels import ChannelGraph, FloatArray
+from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.heads import find_head, with_classes
 from stamppruner.layers import first_floating
 from stamppruner.result import PruneResult, finish, fit_head_
@@ -58,7 +58,7 @@ class Baseline(ABC):
         self,
         model: nn.Module,
         loader: Any,
-        budget: Budget,
+        budget: Budget | None = None,
         *,
         graph: ChannelGraph | None = None,
     ) -> PruneResult:
@@ -67,7 +67,7 @@ class Baseline(ABC):
         Args:
             model: a trained network.
             loader: yields (images, labels).
-            budget: what must hold.
+            budget: what must hold; None keeps every channel.
             graph: of the model, if it was traced before.
 
         Raises:
@@ -86,7 +86,10 @@ class Baseline(ABC):
         if head is not None:
             fit_head_(dense, head, target)
         chooser = Chooser(dense, graph, floor=self.floor, round_to=self.round_to)
-        plan = chooser.choose(self.scores(dense, graph, target), budget)
+        if budget is None:
+            plan = ChannelPlan.full(graph)
+        else:
+            plan = chooser.choose(self.scores(dense, graph, target), budget)
         return finish(
             dense,
             plan,
