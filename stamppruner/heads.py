@@ -34,8 +34,14 @@ def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def new_head(old: nn.Linear, classes: int) -> nn.Linear:
     """A linear layer like ``old`` with another number of outputs, zeroed."""
-    head = nn.Linear(old.in_features, classes, bias=old.bias is not None)
-    head = head.to(old.weight.device, old.weight.dtype)
+    head: nn.Linear = nn.utils.skip_init(  # a plain one would draw from torch's own generator
+        nn.Linear,
+        old.in_features,
+        classes,
+        bias=old.bias is not None,
+        device=old.weight.device,
+        dtype=old.weight.dtype,
+    )
     nn.init.zeros_(head.weight)
     if head.bias is not None:
         nn.init.zeros_(head.bias)
