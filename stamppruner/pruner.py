@@ -264,7 +264,7 @@ class STAMPPruner:
         """
         tensors, record = pruner_file.read(path)
         try:
-            shape, groups = tuple(record["image_shape"]), record["groups"]
+            shape, groups = [int(n) for n in record["image_shape"]], record["groups"]
             config = STAMPConfig.from_dict(record["config"])
             protect, history = tuple(record["protect"]), History(list(record["history"]))
             meta_fitted = bool(record["meta_fitted"])

@@ -106,7 +106,6 @@ def _solving(
     module: nn.Conv2d | nn.Linear, where: Tensor, wanted: Tensor
 ) -> Callable[[Tensor], Tensor]:
     """A forward that first re-solves the module's weights for the input it is given."""
-
     own: Callable[..., Tensor] = type(module).forward
 
     def forward(x: Tensor) -> Tensor:
