@@ -26,6 +26,17 @@ def spelling(width: int, bits: int | None = None) -> Iterator[BoolArray]:
             yield (np.arange(width) >> bit & 1) == value
 
 
+def reflected(width: int) -> Iterator[BoolArray]:
+    """The questions of :func:`spelling` about Gray codes.
+
+    Two channels that differ in every bit of their numbers share all but one bit of these.
+    """
+    gray = np.arange(width) ^ (np.arange(width) >> 1)
+    for bit in range(bits_for(width)):
+        for value in (0, 1):
+            yield (gray >> bit & 1) == value
+
+
 def decode(answers: BoolArray) -> tuple[IntArray, BoolArray]:
     """Channel spelled at each place, and whether it is the only one.
 

@@ -8,7 +8,8 @@ The questions of one batch of rows, see probe.py:
 
 A position where a bit and its complement both arrive is read by several channels, or by channels
 of different numbers; it is asked again with rows of its producers' own, and where that is not
-enough, with a row a channel (unless every bit arrives both ways: then all channels are mixed).
+enough, with a row a channel (unless every bit arrives both ways, also of another code: then all
+channels are mixed).
 """
 
 from __future__ import annotations
@@ -99,12 +100,16 @@ def _ask_again(
     ties: list[IntArray] = []
     wide: list[IntArray] = []
     widths = list(asker.widths.values())
-    bits = {p: list(codes.spelling(widths[p])) for p in np.unique(unsure[:, 0]).tolist()}
+    bits = {
+        p: [*codes.spelling(widths[p]), *codes.reflected(widths[p])]
+        for p in np.unique(unsure[:, 0]).tolist()
+    }
     for p, positions, own in _own_answers(asker, arrives, unsure, bits):
-        channel, sure = codes.decode(own)
+        spelled = own[: len(own) // 2]
+        channel, sure = codes.decode(spelled)
         pairs.append(_rows(p, channel[sure], positions[sure]))
         mixed = own.all(axis=0) | (widths[p] * asker.calls.peak > _MAX_ELEMENTS)
-        channel, where = codes.allowed(own[:, mixed & ~sure], widths[p])
+        channel, where = codes.allowed(spelled[:, mixed & ~sure], widths[p])
         ties.append(_rows(p, channel, positions[mixed & ~sure][where]))
         rest = positions[~mixed & ~sure]
         wide.append(np.stack([np.full_like(rest, p), rest], axis=1))
