@@ -16,7 +16,7 @@ from torch import nn
 
 from stamppruner import layers, surgery
 from stamppruner.calls import FORWARD_ERRORS, evaluating, run
-from stamppruner.channels import ChannelGraph, ChannelGroup, ChannelPlan
+from stamppruner.channels import KEPT, ChannelGraph, ChannelGroup, ChannelPlan, IntArray
 from stamppruner.comparison import Equivalence, compare
 from stamppruner.graph import Traced, build_graph
 from stamppruner.inputs import Inputs
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _MULTIPLES = (2, 4, 8, 16, 32)
 """Divisors that are tried for a group that cannot keep an odd number of channels."""
+
+_NEAR = 4
+"""Layers before the place where a slim network broke off that are suspected first."""
 
 
 def prove(model: nn.Module, traced: Traced, inputs: Inputs) -> ChannelGraph:
@@ -118,19 +121,23 @@ class _Case:
         """The groups where the difference showed if they fail alone, else found by bisection.
 
         Everything was equal up to there, so a single group is at fault for sure, unless the slim
-        network broke off on the way.
+        network broke off on the way: then it may be one that was written shortly before.
         """
-        layer = graph.layers.get(verdict.worst_layer)
-        if layer is not None and verdict.positions:
-            channels = (layer.inputs if verdict.side == "input" else layer.outputs)[
-                list(verdict.positions)
-            ]
-            hit = {int(graph.group_of[c]) for c in channels if c >= 0}
-            suspects = [graph.groups[g] for g in sorted(hit)]
-            if len(suspects) == 1 and (not verdict.error or "has shape" in verdict.error):
+        suspects: list[ChannelGroup] = []
+        if layer := graph.layers.get(verdict.worst_layer):
+            positions = layer.inputs if verdict.side == "input" else layer.outputs
+            suspects = _groups_of(graph, positions[list(verdict.positions)])
+            broke_off = bool(verdict.error) and "has shape" not in verdict.error
+            if len(suspects) == 1 and not broke_off:
                 return suspects
-            if suspects and not self.verdict(graph, suspects, odd=odd):
-                return self._bisect(graph, suspects, odd=odd)
+            if broke_off:
+                called = [n for n, other in graph.layers.items() if other.kind == "mixing"]
+                at = called.index(verdict.worst_layer)
+                written = [graph.layers[n].outputs for n in called[max(0, at - _NEAR) : at]]
+                suspects += _groups_of(graph, np.concatenate([*written, positions]))
+        suspects = list(dict.fromkeys(suspects))
+        if suspects and not self.verdict(graph, suspects, odd=odd):
+            return self._bisect(graph, suspects, odd=odd)
         return self._bisect(graph, list(graph.groups), odd=odd)
 
     def _bisect(
@@ -147,6 +154,10 @@ class _Case:
             if not self.verdict(graph, half, odd=odd):
                 return self._bisect(graph, half, odd=odd)
         return groups
+
+
+def _groups_of(graph: ChannelGraph, channels: IntArray) -> list[ChannelGroup]:
+    return [graph.groups[g] for g in np.unique(graph.group_of[channels[channels != KEPT]])]
 
 
 def _count(group: ChannelGroup, odd: bool) -> int:
