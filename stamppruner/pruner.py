@@ -33,7 +33,7 @@ from stamppruner.history import History
 from stamppruner.io import PathLike, check_writable
 from stamppruner.meta import Callback, MetaLearner
 from stamppruner.posteriors import BetaBernoulli, Posterior
-from stamppruner.result import PruneResult, finish, fit_head_
+from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
 from stamppruner.target import check_fits, first_images, sample_target
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
 from stamppruner.trace import trace_channels
@@ -288,9 +288,7 @@ class STAMPPruner:
 
     def _trace(self, example_inputs: Any) -> None:
         graph = trace_channels(self.model, example_inputs, protect=self.protect)
-        if not graph.groups:
-            reasons = "; ".join(f"{name}: {why}" for name, why in graph.protected.items())
-            raise UnsupportedModelError(f"no channel of the model can be removed: {reasons}")
+        check_prunable(graph)
         config = self.config
         posterior = self._posterior or BetaBernoulli(
             graph.num_channels, alpha=config.alpha, gamma=config.gamma, beta=config.beta

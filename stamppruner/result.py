@@ -13,7 +13,8 @@ from torch import nn
 from stamppruner.batchnorm import recalibrate_
 from stamppruner.budget import Budget, Chooser
 from stamppruner.certificate import shrink
-from stamppruner.channels import ChannelPlan
+from stamppruner.channels import ChannelGraph, ChannelPlan
+from stamppruner.errors import UnsupportedModelError
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.heads import find_head, fit_ridge_, head_inputs
 from stamppruner.history import History
@@ -92,6 +93,15 @@ class PruneResult:
             name: {**getattr(self.report, name), **new} for name, new in changes.items()
         }
         self.report = dataclasses.replace(self.report, **merged)
+
+
+def check_prunable(graph: ChannelGraph) -> None:
+    """Raise UnsupportedModelError, with all reasons, if no channel can be removed."""
+    if not graph.groups:
+        reasons = "; ".join(f"{name}: {why}" for name, why in graph.protected.items())
+        raise UnsupportedModelError(
+            f"no channel of the model can be removed: {reasons or 'it has no layers to cut'}"
+        )
 
 
 def finish(

@@ -13,7 +13,7 @@ from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.heads import find_head, with_classes
 from stamppruner.layers import first_floating
-from stamppruner.result import PruneResult, finish, fit_head_
+from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
 from stamppruner.target import check_fits, first_images, sample_target
 from stamppruner.trace import trace_channels
 
@@ -73,10 +73,12 @@ class Baseline(ABC):
         Raises:
             DataError: the target cannot be used.
             BudgetError: the budget cannot be met.
-            UnsupportedModelError: the model cannot be traced.
+            UnsupportedModelError: the model cannot be traced, or nothing of it can be removed.
         """
         if graph is None:
             graph = trace_channels(model, first_images(loader)[:1])
+        if budget is not None:
+            check_prunable(graph)
         target = sample_target(loader, self.sample, seed=self.seed)
         dense, graph = with_classes(model, graph, target.num_classes)
         head = find_head(dense, graph)
