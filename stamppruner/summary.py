@@ -66,7 +66,7 @@ def make_report(
         after=after,
         budget=asked or None,
         reached=reached or None,
-        layers=_layer_rows(plan, chooser),
+        layers=_layer_rows(dense, plan, chooser),
         groups=tuple(
             GroupRow(g.name, g.size, tuple(np.flatnonzero(plan.keep[g.channels]).tolist()))
             for g in graph.groups
@@ -92,7 +92,7 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _layer_rows(plan: ChannelPlan, chooser: Chooser) -> tuple[LayerRow, ...]:
+def _layer_rows(dense: nn.Module, plan: ChannelPlan, chooser: Chooser) -> tuple[LayerRow, ...]:
     macs, params = chooser.costs["macs"], chooser.costs["params"]
     full = chooser.widths(ChannelPlan.full(plan.graph))
     kept = chooser.widths(plan)
@@ -102,7 +102,7 @@ def _layer_rows(plan: ChannelPlan, chooser: Chooser) -> tuple[LayerRow, ...]:
         rows.append(
             LayerRow(
                 name=layer.name,
-                kind=layer.kind,
+                kind=type(dense.get_submodule(layer.name)).__name__,
                 in_before=len(layer.inputs),
                 in_after=int(layer.kept_inputs(plan.keep).sum()),
                 out_before=len(layer.outputs),
