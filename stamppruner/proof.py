@@ -87,18 +87,24 @@ class _Case:
             for name in self._alike(verdict.worst_layer):
                 self.traced.protect_inputs.setdefault(name, reason)
             return
-        self.give_up(self._suspects(graph, verdict, odd=False), reason)
+        suspects = self._suspects(graph, verdict, odd=False)
+        if len(suspects) != 1 or not self._restricted(graph, suspects[0], odd=False):
+            self.give_up(suspects, reason)
 
     def restrict(self, graph: ChannelGraph, verdict: Equivalence) -> None:
         """Find the multiple that a group needs, or protect it."""
         for group in self._suspects(graph, verdict, odd=True):
-            for multiple in _MULTIPLES:
-                fits = group.multiple < multiple < group.block_size
-                if fits and self.compared(graph, {group.name: multiple}):
-                    self.traced.multiples[group.name] = multiple
-                    break
-            else:
+            if not self._restricted(graph, group, odd=True):
                 self.give_up([group], f"its width is fixed by the code ({verdict})")
+
+    def _restricted(self, graph: ChannelGraph, group: ChannelGroup, *, odd: bool) -> bool:
+        """Note the multiple that a group needs, of those that the failed count is none of."""
+        for multiple in _MULTIPLES:
+            untried = group.multiple < multiple < group.block_size and _count(group, odd) % multiple
+            if untried and self.compared(graph, {group.name: multiple}):
+                self.traced.multiples[group.name] = multiple
+                return True
+        return False
 
     def _alike(self, name: str) -> list[str]:
         """The layer, which read the right thing and used its weight as a whole; and its like."""

@@ -1,0 +1,101 @@
+"""The proof protects what cannot be cut, says why, and nothing else."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from nets import Net, conv_bn, head, seeded
+from torch import nn
+
+from stamppruner import ChannelPlan, check_equivalence, trace_channels
+
+
+def traced(wiring, **layers):
+    model = seeded(lambda: Net(wiring, **layers))
+    return model, trace_channels(model, torch.zeros(1, 3, 8, 8))
+
+
+def sizes(graph):
+    return {group.name: group.size for group in graph.groups}
+
+
+FUNCTIONS = {
+    "softmax": lambda x: x.softmax(1),
+    "normalize": lambda x: F.normalize(x, dim=1),
+    "response": lambda x: F.local_response_norm(x, 3),
+    "mean": lambda x: x - x.mean(1, keepdim=True),
+    "sorted": lambda x: x.sort(1).values,
+    "width": lambda x: x * x.shape[1],
+    "fixed view": lambda x: x.view(-1, 8, *x.shape[2:]) + 1,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_the_code_mixes_or_fixes_is_protected_and_the_rest_is_not(name):
+    def wiring(net, x):
+        return net.head(net.last(FUNCTIONS[name](net.mixed(net.first(x).relu()))))
+
+    model, graph = traced(
+        wiring, first=conv_bn(3, 6), mixed=conv_bn(6, 8), last=conv_bn(8, 6), head=head(6)
+    )
+    assert sizes(graph) == {"first.0": 6, "last.0": 6}
+    assert graph.protected["mixed.0"]
+    assert check_equivalence(model, ChannelPlan.random(graph))
+
+
+@pytest.mark.parametrize("multiple", [2, 3, 4, 8])
+def test_multiples_that_the_code_needs(multiple):
+    """A width that the code divides by three is not among those tried, and stays."""
+
+    def wiring(net, x):
+        x = net.first(x)
+        assert x.shape[1] % multiple == 0
+        return net.head(net.last(x))
+
+    model, graph = traced(wiring, first=conv_bn(3, 24), last=conv_bn(24, 6), head=head(6))
+    found = {group.name: group.multiple for group in graph.groups}
+    if multiple == 3:
+        assert found == {"last.0": 1}
+    else:
+        assert found == {"first.0": multiple, "last.0": 1}
+    assert check_equivalence(model, ChannelPlan.random(graph, 0.4))
+
+
+def test_equal_weights_do_not_hide_a_wrong_order():
+    """In a net of constants every permutation looks right; the proof runs on random ones."""
+
+    def wiring(net, x):
+        return net.head(net.last(net.first(x).sort(1).values))
+
+    model = Net(wiring, first=nn.Conv2d(3, 8, 1), last=nn.Conv2d(8, 6, 1), head=head(6)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    assert "first" in graph.protected
+
+
+def test_zero_branches_are_proved_too():
+    def wiring(net, x):
+        x = net.first(x)
+        return net.head(net.last(x + net.branch(x).sort(1).values))
+
+    model = seeded(
+        lambda: Net(
+            wiring, first=conv_bn(3, 8), branch=conv_bn(8, 8), last=conv_bn(8, 6), head=head(6)
+        )
+    )
+    nn.init.zeros_(model.branch[1].weight)
+    nn.init.zeros_(model.branch[1].bias)
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    assert {"first.0", "branch.0"} <= graph.protected.keys()
+
+
+def test_without_proof_what_is_mixed_may_be_cut_and_the_check_notices():
+    def wiring(net, x):
+        x = net.first(x)
+        return net.head(net.last(x * x.shape[1]))
+
+    model = seeded(lambda: Net(wiring, first=conv_bn(3, 8), last=conv_bn(8, 6), head=head(6)))
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8), certify=False)
+    assert "first.0" in sizes(graph)
+    assert not check_equivalence(model, ChannelPlan.random(graph))
