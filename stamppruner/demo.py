@@ -167,12 +167,14 @@ def run_demo(
 
     Raises:
         MissingExtraError: the extra ``demo`` is not installed.
+        ConfigError: a size out of range.
         CheckpointError: the folder cannot be written.
         EquivalenceError: the reloaded network differs from the saved one.
     """
     config = config or DemoConfig()
     if config.arch not in ("resnet", "vgg"):
         raise StampError(f"arch is {config.arch!r}: choose 'resnet' or 'vgg'")
+    settings = STAMPConfig(iterations=config.iterations, amp=True, seed=config.seed)
     folder = Path(out) if out is not None else None
     if folder is not None:
         _prepare(folder)
@@ -201,9 +203,7 @@ def run_demo(
     clock.stop("train_backbone")
 
     say("3/5  meta-fitting the pruner on tasks of ten characters")
-    pruner = STAMPPruner(
-        model, config=STAMPConfig(iterations=config.iterations, amp=True, seed=seed)
-    )
+    pruner = STAMPPruner(model, config=settings)
     pruner.meta_fit(TaskSampler(reference, 10, 16, seed=seed), progress=progress)
     clock.stop("meta_fit")
 
