@@ -43,7 +43,9 @@ def cut(model: nn.Module, plan: ChannelPlan) -> nn.Module:
             _cut_layer(modules[layer.name], inputs, outputs)
         for tensor in plan.graph.tensors:
             owner, _, name = tensor.name.rpartition(".")
-            _cut_tensor(modules[owner], name, tensor.axis, tensor.kept(plan.keep))
+            kept = tensor.kept(plan.keep)
+            _cut_tensor(modules[owner], name, tensor.axis, kept)
+            layers.set_width(modules[owner], len(kept), int(kept.sum()))
     return slim
 
 

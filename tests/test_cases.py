@@ -569,6 +569,24 @@ def test_36_a_buffer_along_the_channels():
     assert shrink(model, plan)[1].mu.flatten().tolist() == expected
 
 
+class Blur(nn.Module):
+    """A fixed filter, with its number of channels beside it."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.channels = channels
+        self.register_buffer("filter", torch.rand(channels, 1, 3, 3))
+
+    def forward(self, x):
+        return F.conv2d(x, self.filter, stride=2, padding=1, groups=self.channels)
+
+
+def test_36_a_fixed_blur_filter():
+    graph, slim = checked(lambda: nn.Sequential(conv_bn(3, 8), Blur(8), conv_bn(8, 6), head(6)))
+    assert sizes(graph) == {"0.0": 8, "2.0": 6}
+    assert slim[1].channels == len(slim[1].filter) == slim[0][0].out_channels
+
+
 def test_a_gain_beside_the_weight():
     class Gained(nn.Conv2d):
         def __init__(self, *args):
