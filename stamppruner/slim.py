@@ -109,7 +109,9 @@ def _widths(model: nn.Module) -> dict[str, dict[str, Any]]:
     found = {}
     for name, module in model.named_modules():
         own: dict[str, Any] = {
-            a: v for a in WIDTH_ATTRIBUTES if isinstance(v := getattr(module, a, None), int)
+            a: v
+            for a in WIDTH_ATTRIBUTES
+            if type(v := getattr(module, a, None)) is int and v > 0  # an axis may be called dim
         }
         if isinstance(shape := getattr(module, _SHAPE, None), tuple):
             own[_SHAPE] = list(shape)
@@ -178,11 +180,21 @@ def _check_kernels(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLi
 
 
 def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor in the place of a parameter or buffer, keeping ``requires_grad``."""
+    """Put a tensor in the place of a parameter or buffer: its layout and ``requires_grad`` stay."""
     parent, _, leaf = name.rpartition(".")
     module = model.get_submodule(parent)
     old = module._parameters.get(leaf)
     if old is not None:
+        tensor = tensor.contiguous(memory_format=_layout(old))
         module._parameters[leaf] = nn.Parameter(tensor, requires_grad=old.requires_grad)
     else:
         module._buffers[leaf] = tensor
+
+
+def _layout(tensor: Tensor) -> torch.memory_format:
+    """Channels last where the tensor is stored like that, and in no other order."""
+    for axes, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        other = tensor.dim() == axes and not tensor.is_contiguous()
+        if other and tensor.is_contiguous(memory_format=layout):
+            return layout
+    return torch.contiguous_format

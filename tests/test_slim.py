@@ -9,12 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from nets import ChannelsFirstNorm, conv_bn, head
+from nets import CASES, Case, ChannelsFirstNorm, conv_bn, head, noise
 from stripes import loader, resnet, same_state, snapshot, stripes, vgg
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import stamppruner
-from stamppruner import Budget, PruneResult, describe, load_slim
+from stamppruner import (
+    Budget,
+    ChannelPlan,
+    PruneResult,
+    describe,
+    load_slim,
+    shrink,
+    trace_channels,
+)
 from stamppruner.baselines import Random
 from stamppruner.errors import CheckpointError
 from stamppruner.io import read_safetensors, write_safetensors
@@ -176,6 +185,26 @@ def test_the_same_bits_in_a_fresh_process_without_torch_pruning(
     assert run.stdout.strip() == "equal", run.stderr
 
 
+def test_channels_last_networks_come_back_as_such(tmp_path: Path) -> None:
+    made = pruned(lambda: vgg().to(memory_format=torch.channels_last))
+    made.save(tmp_path / "slim")
+    loaded = load_slim(tmp_path / "slim", vgg().to(memory_format=torch.channels_last))
+    weight = loaded.features[4].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert not weight.is_contiguous()
+    assert torch.equal(outputs(loaded), outputs(made.model))
+
+
+def test_weight_norm_comes_back(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(weight_norm(nn.Conv2d(3, 8, 3)), nn.ReLU(), conv_bn(8, 8), head(8))
+
+    model = make()
+    slim = shrink(model, ChannelPlan.random(trace_channels(model, IMAGES[:1]), 0.5))
+    save_slim(tmp_path / "slim", slim, {})
+    assert torch.equal(outputs(load_slim(tmp_path / "slim", make)), outputs(slim))
+
+
 # Files that do not fit
 
 
@@ -270,3 +299,15 @@ def test_nothing_is_left_where_nothing_can_be_written(result: PruneResult, tmp_p
         with pytest.raises(CheckpointError):
             result.save(place)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_networks_of_every_wiring_come_back(case: Case, tmp_path: Path) -> None:
+    model = case.model(torch.float32)
+    x = noise(2, *case.shapes[0], dtype=torch.float32)
+    graph = trace_channels(model, x[:1])
+    slim = shrink(model, ChannelPlan.random(graph, 0.5))
+    save_slim(tmp_path / "slim", slim, {})
+    loaded = load_slim(tmp_path / "slim", model)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), slim.eval()(x))
