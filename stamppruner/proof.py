@@ -24,7 +24,7 @@ from stamppruner.inputs import Inputs
 logger = logging.getLogger(__name__)
 
 _MULTIPLES = (2, 4, 8, 16, 32)
-"""Divisors that are tried for a group that cannot keep an odd number of channels."""
+"""Divisors that are tried for a group that cannot keep any number; each divides the next."""
 
 _NEAR = 4
 """Layers before the place where a slim network broke off that are suspected first."""
@@ -99,12 +99,13 @@ class _Case:
 
     def _restricted(self, graph: ChannelGraph, group: ChannelGroup, *, odd: bool) -> bool:
         """Note the multiple that a group needs, of those that the failed count is none of."""
-        for multiple in _MULTIPLES:
-            untried = group.multiple < multiple < group.block_size and _count(group, odd) % multiple
-            if untried and self.compared(graph, {group.name: multiple}):
-                self.traced.multiples[group.name] = multiple
-                return True
-        return False
+        fits = [m for m in _MULTIPLES if group.multiple < m < group.block_size]
+        fits = [m for m in fits if _count(group, odd) % m]
+        if not fits or not self.compared(graph, {group.name: fits[-1]}):  # a multiple of them all
+            return False
+        passed = (m for m in fits if self.compared(graph, {group.name: m}))
+        self.traced.multiples[group.name] = next(passed, fits[-1])
+        return True
 
     def _alike(self, name: str) -> list[str]:
         """The layer, which read the right thing and used its weight as a whole; and its like."""
