@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from stamppruner.channels import BoolArray, ChannelGraph, ChannelPlan, IntArray
+from stamppruner.channels import BoolArray, ChannelGraph, ChannelGroup, ChannelPlan, IntArray
 from stamppruner.costs import Cost, Macs, Params
 from stamppruner.errors import BudgetError, PlanError
 
@@ -77,10 +78,8 @@ class Chooser:
         self.graph = graph
         self.costs = {name: cost(model, graph) for name, cost in COSTS.items()}
         self._blocks = np.array([g.blocks for g in graph.groups])
-        self._depth = np.array([g.size // g.blocks for g in graph.groups])  # channels a block
-        self._step = np.array(
-            [_step(g.size // g.blocks, g.blocks, round_to) for g in graph.groups], dtype=np.int64
-        )
+        self._depth = np.array([g.block_size for g in graph.groups])  # channels a block
+        self._step = np.array([_step(g, round_to) for g in graph.groups], dtype=np.int64)
         least = np.maximum(1, np.ceil(floor * self._depth)).astype(np.int64)
         self._least = np.minimum(self._depth, -(-least // self._step) * self._step)
 
@@ -176,7 +175,7 @@ class Chooser:
         return ChannelPlan(self.graph, keep)
 
 
-def _step(depth: int, blocks: int, round_to: int) -> int:
+def _step(group: ChannelGroup, round_to: int) -> int:
     """Channels a block between allowed widths of a group."""
-    step = max(1, round_to // np.gcd(round_to, blocks))
-    return int(step) if depth >= 4 * step else 1
+    step = math.lcm(round_to // math.gcd(round_to, group.blocks), group.multiple)
+    return step if group.block_size >= 4 * step else group.multiple

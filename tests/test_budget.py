@@ -10,6 +10,7 @@ from torch import nn
 
 from stamppruner import Budget, ChannelPlan, trace_channels
 from stamppruner.budget import Chooser
+from stamppruner.channels import KEPT, ChannelGraph, ChannelGroup, LayerMap
 from stamppruner.errors import BudgetError, PlanError
 
 SHARES = (0.95, 0.8, 0.65, 0.5, 0.4, 0.35)
@@ -180,3 +181,26 @@ def test_a_budget_needs_a_bound():
 def test_settings_out_of_range(settings):
     with pytest.raises(BudgetError, match=r"floor=.* round_to="):
         chooser_of(plain, **settings)
+
+
+def test_counts_are_multiples_where_the_code_asks_for_them() -> None:
+    group = ChannelGroup("conv", 0, 24, blocks=2, multiple=3, writers=("conv",), readers=("out",))
+    channels = np.arange(24)
+    graph = ChannelGraph(
+        groups=(group,),
+        layers={
+            "conv": LayerMap("conv", "mixing", np.full(3, KEPT), channels),
+            "out": LayerMap("out", "mixing", channels, np.full(5, KEPT)),
+        },
+        spatial={"conv": 1, "out": 1},
+    )
+    model = nn.Module()
+    model.conv, model.out = nn.Conv2d(3, 24, 1), nn.Conv2d(24, 5, 1)
+    scores = np.random.default_rng(0).random(24)
+    for round_to in (1, 2, 4):
+        chooser = Chooser(model, graph, round_to=round_to)
+        for share in (0.3, 0.5, 0.8, 1.0):
+            plan = chooser.choose(scores, Budget(macs=share))
+            counts = plan.keep.reshape(2, 12).sum(1)
+            assert counts[0] == counts[1]
+            assert counts[0] % 3 == 0
