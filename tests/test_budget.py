@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from nets import CASES, depthwise, grouped, noise, plain, residual, seeded
+from nets import CASES, depthwise, grouped, head, noise, plain, residual, seeded
 from torch import nn
 
 from stamppruner import Budget, ChannelPlan, trace_channels
@@ -204,3 +204,22 @@ def test_counts_are_multiples_where_the_code_asks_for_them() -> None:
             counts = plan.keep.reshape(2, 12).sum(1)
             assert counts[0] == counts[1]
             assert counts[0] % 3 == 0
+
+
+class DivisibleByFour(nn.Module):
+    def forward(self, x):
+        if x.shape[1] % 4:
+            raise ValueError("channels must be a multiple of 4")
+        return x
+
+
+@pytest.mark.parametrize("round_to", [1, 3, 8])
+def test_multiples_that_the_code_needs_hold(round_to):
+    chooser = chooser_of(
+        lambda: nn.Sequential(nn.Conv2d(3, 32, 1), DivisibleByFour(), nn.Conv2d(32, 6, 1), head(6)),
+        round_to=round_to,
+    )
+    assert chooser.graph.groups[0].multiple == 4
+    for share in (0.9, 0.5, 0.3):
+        plan = chooser.choose(scores(chooser.graph), Budget(macs=share))
+        assert int(plan.keep[chooser.graph.groups[0].channels].sum()) % 4 == 0
