@@ -256,9 +256,14 @@ class _Comparison(_Readings):
 
 
 def _relative(x: Tensor, y: Tensor) -> float:
-    """Largest difference over the largest value; infinite where only one side is finite."""
+    """Largest difference over the largest value.
+
+    Infinite where only one side is finite, and where nothing is finite: NaN proves nothing.
+    """
     if not x.numel():
         return 0.0
+    if not x.isfinite().any():
+        return torch.inf
     same = (x == y) | (x.isnan() & y.isnan())
     difference = torch.where(same, 0.0, (x - y).abs()).nan_to_num(torch.inf)
     scale = x.abs().nan_to_num(0.0, 0.0, 0.0).max()

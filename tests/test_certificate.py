@@ -199,3 +199,10 @@ def test_shrinking_again_and_again():
             break
         model = shrink(model, ChannelPlan.random(graph, 0.7, seed))
     assert model[0][0].out_channels <= 2
+
+
+def test_a_net_of_nan_proves_nothing():
+    model, graph = traced(plain)
+    with torch.no_grad():
+        model[0][0].bias.fill_(torch.nan)
+    assert not check_equivalence(model, ChannelPlan.random(graph))
