@@ -77,13 +77,15 @@ class MetaLearner:
             rows = []
             for task in self.source.tasks(self.config.tasks_per_iteration):  # lines 3 to 5
                 task = task.to(self.net.device)
-                rows.append(self._inner(task, self._mask(i), rate))  # line 6
-                for total, p in zip(gradients, parameters, strict=True):
-                    if p.grad is not None:
-                        total.add_(p.grad)
-                with torch.no_grad():
-                    for p, value in zip(parameters, start, strict=True):
-                        p.copy_(value)
+                try:
+                    rows.append(self._inner(task, self._mask(i), rate))  # line 6
+                    for total, p in zip(gradients, parameters, strict=True):
+                        if p.grad is not None:
+                            total.add_(p.grad)
+                finally:
+                    with torch.no_grad():
+                        for p, value in zip(parameters, start, strict=True):
+                            p.copy_(value)
             for total, p in zip(gradients, parameters, strict=True):
                 p.grad = total
             for group in outer.param_groups:
@@ -121,6 +123,11 @@ class MetaLearner:
                 loss.backward()
                 if step < len(batches) - 1:
                     inner.step()
+        if not torch.isfinite(loss.detach()):
+            raise DataError(
+                f"meta-fitting diverged (loss {float(loss.detach())}): lower weights_lr="
+                f"{self.config.weights_lr} and pi_lr={self.config.pi_lr}, or scale the images"
+            )
         accuracy = float((logits.argmax(1) == labels).float().mean())
         with torch.no_grad():
             expected = self.net.keep_probability(task.images)

@@ -133,8 +133,10 @@ class STAMPPruner:
         if config.warm_start and not fitted:
             warm_start_on_tasks(net, _peek(source, _WARM_TASKS))
         learner = MetaLearner(net, source, config, head, fitted)
-        self.history = learner.run(progress=progress, callback=callback)
-        net.model.train(self.model.training)
+        try:
+            self.history = learner.run(progress=progress, callback=callback)
+        finally:
+            net.model.train(self.model.training)
         self.meta_fitted = True
         self._warn_dead(self.history)
         return self

@@ -234,6 +234,16 @@ def test_the_head_returns_after_an_error_inside_a_task() -> None:
     assert hooks(net.model) == 0
 
 
+def test_divergence_stops_with_the_remedy_and_keeps_the_last_good_parameters() -> None:
+    net = gated()
+    before = [p.detach().clone() for p in net.parameters()]
+    images, labels = stripes(16)
+    huge = TaskSampler(torch.utils.data.TensorDataset(1e38 * images, labels), 3, 8)
+    with pytest.raises(DataError, match=r"diverged.*lower weights_lr"):
+        learner(net, huge).run(progress=False, callback=None)
+    assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
+
+
 def test_learning_makes_the_classes_of_tasks_known() -> None:
     net = gated()
     config = STAMPConfig(
