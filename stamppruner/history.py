@@ -12,8 +12,8 @@ class History:
 
     Example:
         >>> history = History()
-        >>> history.add(loss=2.0, accuracy=0.1)
-        >>> history.add(loss=1.0, accuracy=0.5)
+        >>> row = history.add(loss=2.0, accuracy=0.1)
+        >>> row = history.add(loss=1.0, accuracy=0.5)
         >>> history["loss"]
         [2.0, 1.0]
     """
