@@ -67,28 +67,34 @@ def slices(
         rank = np.full(len(outputs), -1)
         rank[first] = np.arange(len(first))
         here = slice(bounds[p], bounds[p + 1])
-        breaks = _breaks(reader[here], rank[channel[here]], position[here], len(first))
+        breaks = _breaks(
+            reader[here], channel[here], rank[channel[here]], position[here], len(first)
+        )
         runs = np.split(outputs[first], np.flatnonzero(breaks) + 1)
         if len(runs) > 1:
             yield name, runs
 
 
-def _breaks(reader: IntArray, rank: IntArray, position: IntArray, count: int) -> BoolArray:
+def _breaks(
+    reader: IntArray, channel: IntArray, rank: IntArray, position: IntArray, count: int
+) -> BoolArray:
     """Whether channels ``r`` and ``r + 1`` lie apart for some reader, ``(count - 1,)``."""
     breaks = np.zeros(count + 1, dtype=bool)  # before each rank, and after the last
     keep = rank >= 0
     if not keep.any():
         return breaks[1:-1]
-    reader, rank, position = reader[keep], rank[keep], position[keep]
+    reader, channel, rank, position = (a[keep] for a in (reader, channel, rank, position))
     new = np.append(True, (np.diff(reader) != 0) | (np.diff(rank) != 0))
-    reader, rank, position = reader[new], rank[new], position[new]  # the least position
+    # of each, the least position
+    reader, channel, rank, position = (a[new] for a in (reader, channel, rank, position))
     starts = np.flatnonzero(np.append(True, np.diff(reader) != 0)).tolist()
     for low, high in zip(starts, [*starts[1:], len(reader)], strict=True):
         r, x = rank[low:high], position[low:high]
         breaks[r[0]] = breaks[r[-1] + 1] = True
-        step, jump = np.diff(r), np.diff(x)
-        stride = jump[step == 1][:1]
-        apart = (step != 1) | (len(stride) > 0 and jump != stride)
+        step, jump, ahead = np.diff(r), np.diff(x), np.diff(channel[low:high])
+        apart = step != 1
+        for i in np.flatnonzero(step == 1)[:1]:
+            apart |= jump * ahead[i] != jump[i] * ahead
         breaks[r[1:][apart]] = True
         breaks[r[:-1][step != 1] + 1] = True
     return breaks[1:-1]

@@ -152,6 +152,22 @@ def test_groups_equal_those_of_torch_pruning(name):
         assert writers == set(group.writers)
 
 
+def test_strides_of_a_sum_are_counted_in_channels():
+    """The sum's channels go in pairs up to the concat's second part, and alone from there."""
+
+    def wiring(net, x):
+        x = net.twofold(net.first(x))
+        x = torch.cat([x, net.side(x)], 1)
+        return net.head(net.last(x + net.branch(x)))
+
+    model = Net(
+        wiring, first=conv_bn(3, 6), twofold=nn.Conv2d(6, 12, 3, padding=1, groups=6),
+        side=conv_bn(12, 4), branch=conv_bn(16, 16), last=conv_bn(16, 6), head=head(6),
+    )  # fmt: skip
+    graph = trace_channels(model.eval(), torch.zeros(1, 3, 8, 8))
+    assert groups(graph) == {"first.0": 6, "side.0": 4, "last.0": 6}
+
+
 def test_same_graph_twice(traced):
     model, graph = traced
     again = trace_channels(model, graph.example)
