@@ -17,6 +17,8 @@ from stamppruner.layers import first_floating
 from stamppruner.progress import bar
 from stamppruner.target import as_loader, checked_batches, reread
 
+_BATCH = 64
+
 
 def finetune(
     model: nn.Module,
@@ -36,7 +38,8 @@ def finetune(
 
     Args:
         model: images ``(B, C, H, W)`` to logits ``(B, classes)``; left in its train or eval mode.
-        loader: yields (images, labels), once an epoch.
+        loader: yields (images, labels), once an epoch; a data set is read in batches of 64, in a
+            new order every epoch.
         epochs: passes over the loader; 0 does nothing.
         lr: largest learning rate.
         momentum: of SGD.
@@ -58,7 +61,7 @@ def finetune(
     if epochs < 0 or not 0 < lr < math.inf:
         raise ConfigError(f"finetune(epochs={epochs}, lr={lr}): epochs from 0 and a finite lr > 0")
     history = History()
-    batches = as_loader(reread(loader))
+    batches = as_loader(reread(loader), batch_size=_BATCH, shuffle=True)
     steps = epochs * _length(batches)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(

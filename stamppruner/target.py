@@ -48,14 +48,23 @@ class Target:
         return [images for images, _ in self.batches(size, device)]
 
 
-def as_loader(data: Any, *, batch_size: int = 128) -> Iterable[Batch]:
+def as_loader(
+    data: Any, *, batch_size: int = 128, shuffle: bool = False, seed: int = 0
+) -> Iterable[Batch]:
     """A map-style data set becomes a loader; anything else that yields batches passes through.
+
+    Args:
+        data: a data set, or what yields batches.
+        batch_size: of the loader that is made.
+        shuffle: a new order every epoch, which follows from ``seed``.
+        seed: of the order.
 
     Raises:
         DataError: the data are not iterable.
     """
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return DataLoader(data, batch_size=batch_size)
+        generator = torch.Generator().manual_seed(seed)
+        return DataLoader(data, batch_size=batch_size, shuffle=shuffle, generator=generator)
     if not isinstance(data, Iterable):
         raise DataError(
             f"{type(data).__name__} is no loader: pass a DataLoader, a Dataset, or an iterable of "

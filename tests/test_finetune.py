@@ -186,3 +186,28 @@ def test_evaluate_refuses_what_it_cannot_count() -> None:
         evaluate(model, [])
     with pytest.raises(DataError, match="label 8 needs 9 outputs"):
         evaluate(model, [(IMAGES, LABELS + 3)])
+
+
+def test_a_data_set_sorted_by_class_is_shuffled_every_epoch_and_repeatably() -> None:
+    class Sorted(torch.utils.data.Dataset):
+        def __init__(self) -> None:
+            self.order: list[int] = []
+
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            self.order.append(index)
+            return torch.full((3, 4, 4), float(index // 50)), index // 50
+
+    orders = []
+    for _ in range(2):
+        data = Sorted()
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+        finetune(net, data, epochs=2, progress=False)
+        orders.append(data.order)
+    first, second = orders[0][:100], orders[0][100:]
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert first != sorted(first)
+    assert first != second
+    assert orders[0] == orders[1]
