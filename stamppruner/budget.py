@@ -107,8 +107,7 @@ class Chooser:
             return all(float(c(widths)) <= m for c, m in zip(costs, limits, strict=True))
 
         if not fits(0):
-            widths = torch.from_numpy(self._widths(order[:0]) * self._blocks).double()
-            least = ", ".join(f"{float(c(widths)):.4g} {c.unit}" for c in costs)
+            least = ", ".join(f"{self.least(c.name):.4g} {c.unit}" for c in costs)
             held = sorted(self.graph.protected)
             raise BudgetError(
                 f"{budget} cannot be met: the least reachable is {least}. Lower floor or round_to, "
@@ -120,6 +119,11 @@ class Chooser:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if fits(middle) else (low, middle - 1)
         return self._plan(ranked, self._widths(order[:low]))
+
+    def least(self, name: str) -> float:
+        """Cost, by name, of every group at its floor: no budget below it can be met."""
+        widths = torch.from_numpy(self._least * self._blocks).double()
+        return float(self.costs[name](widths))
 
     def threshold(self, scores: npt.ArrayLike, least: float) -> ChannelPlan:
         """Keep the channels whose score reaches ``least``; blocks agree on their mean count."""

@@ -142,12 +142,16 @@ class MetaLearner:
             }
 
     def _mask(self, iteration: int) -> Mask:
-        """How masks are drawn for a task: relaxed first, then under random hard budgets."""
+        """How masks are drawn for a task: relaxed first, then under random hard budgets.
+
+        Budgets that protected layers put out of reach are not drawn.
+        """
         config = self.config
         if iteration < round((1 - config.budget_share) * config.iterations):
             return objective.Relaxed(self.net, config.temperature, self._generator)
-        low, high = (math.log(share) for share in config.budget_range)
-        share = min(1.0, math.exp(self._random.uniform(low, high)))
+        least = self._chooser.least("macs") / self._chooser.costs["macs"].full
+        low, high = (math.log(max(share, least)) for share in config.budget_range)
+        share = min(1.0, math.exp(self._random.uniform(low, high)) * (1 + 1e-9))
         return objective.Budgeted(self.net, self._chooser, Budget(macs=share))
 
     @contextmanager

@@ -303,3 +303,17 @@ def test_the_optimizer_has_the_three_rates() -> None:
     groups = objective.adam(net, config, 0.5).param_groups
     assert [g["lr"] for g in groups] == pytest.approx([0.05, 0.1, 0.15])
     assert sum(len(g["params"]) for g in groups) == len(net.parameters())
+
+
+def test_budgets_that_protected_layers_put_out_of_reach_are_not_drawn() -> None:
+    model = vgg()
+    writers = [group.name for group in trace_channels(model, X).groups]
+    graph = trace_channels(model, X, protect=writers[1:])
+    net = GatedNet(
+        copy.deepcopy(model), graph, BetaBernoulli(graph.num_channels), DeepSets(3, seed=0)
+    )
+    chooser = Chooser(net.model, graph, floor=SMALL.floor)
+    assert chooser.least("macs") > 0.3 * chooser.costs["macs"].full
+    config = STAMPConfig(**{**SMALL.to_dict(), "budget_range": (0.1, 0.3), "budget_share": 1.0})
+    history = learner(net, sampler(), config).run(progress=False, callback=None)
+    assert len(history) == SMALL.iterations
