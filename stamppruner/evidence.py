@@ -26,16 +26,13 @@ class ChannelReader:
         self._model, self._graph = model, graph
         modules = dict(model.named_modules())
         self._sites: list[tuple[nn.Module, Tensor, Tensor]] = []
-        count = torch.zeros(graph.num_channels)
         for layer in graph.layers.values():
             held = layer.inputs != KEPT
             if layer.kind != "mixing" or not held.any():
                 continue
             positions = torch.from_numpy(np.flatnonzero(held))
             channels = torch.from_numpy(layer.inputs[held])
-            count.index_add_(0, channels, torch.ones(len(channels)))
             self._sites.append((modules[layer.name], positions, channels))
-        self._count = count.clamp_min(1)
         self._group_of = torch.from_numpy(graph.group_of)
 
     def read(self, images: Tensor) -> Tensor:
@@ -45,12 +42,16 @@ class ChannelReader:
         batch norm's bias for every set of images.
         """
         total = images.new_zeros(self._graph.num_channels)
+        count = torch.zeros_like(total)
         found: list[tuple[Tensor, Tensor]] = []
         with self._hooked(found), running_statistics(self._model):
             self._model(images)
         for channels, means in found:
             total = total.index_add(0, channels.to(total.device), means.to(total.dtype))
-        return total / self._count.to(total.device, total.dtype)
+            count.index_add_(
+                0, channels.to(total.device), torch.ones_like(means, dtype=total.dtype)
+            )
+        return total / count.clamp_min(1)
 
     def standardised(self, images: Tensor) -> Tensor:
         """:meth:`read` with zero mean and unit variance over each group's channels."""

@@ -10,6 +10,7 @@ norms are re-estimated on the way.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,10 +48,10 @@ def reconstruct_(
     norms = [m for m in slim.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     momenta = [norm.momentum for norm in norms]
     forwards: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
-    for name, (where, wanted) in targets.items():
+    for name, wanted in targets.items():
         module = slim.get_submodule(name)
         assert isinstance(module, nn.Conv2d | nn.Linear)
-        forwards[module] = _solving(module, where, wanted)
+        forwards[module] = _solving(module, wanted)
     with running_statistics(slim), torch.no_grad(), patched_forwards(forwards):
         for norm in norms:
             norm.reset_running_stats()
@@ -62,13 +63,34 @@ def reconstruct_(
                 norm.momentum, norm.training = momentum, False
 
 
+@dataclass
+class _Wanted:
+    """What a layer should give.
+
+    Attributes:
+        where: sampled output positions.
+        outputs: of the dense layer there, kept channels alone, ``(rows, out)``.
+        shifted: whether an offset a channel may be left out, because the layer has a bias or a
+            batch norm comes next.
+    """
+
+    where: Tensor
+    outputs: Tensor
+    shifted: bool
+
+
 def _dense_outputs(
     dense: nn.Module, plan: ChannelPlan, images: Tensor, seed: int
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Sampled positions and kept outputs ``(rows, out)`` of every layer to re-solve."""
+) -> dict[str, _Wanted]:
+    """What every layer that is re-solved should give."""
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    found: dict[str, _Wanted] = {}
     calls: dict[str, int] = {}
+    latest: list[tuple[str, Tensor]] = []
+
+    def normed(_module: nn.Module, args: Any) -> None:
+        if latest and args and args[0] is latest[0][1]:
+            found[latest[0][0]].shifted = True
 
     def hook(name: str) -> Callable[..., None]:
         kept = torch.from_numpy(plan.graph.layers[name].kept_outputs(plan.keep))
@@ -80,7 +102,9 @@ def _dense_outputs(
             y = y.reshape(len(y), -1, y.shape[-1])[..., kept.to(y.device)]
             count = max(1, min(y.shape[1], ROWS // len(y)))
             where = torch.randperm(y.shape[1], generator=generator)[:count].to(y.device)
-            found[name] = where, y[:, where].flatten(0, 1)
+            biased = getattr(module, "bias", None) is not None
+            found[name] = _Wanted(where, y[:, where].flatten(0, 1), biased)
+            latest[:] = [(name, output)]
 
         return note
 
@@ -93,6 +117,8 @@ def _dense_outputs(
         and type(module := dense.get_submodule(layer.name)) in (nn.Conv2d, nn.Linear)
         and layers.blocks(module) == 1
     ]
+    norms = [m for m in dense.modules() if isinstance(m, _BatchNorm)]
+    handles += [norm.register_forward_pre_hook(normed) for norm in norms]
     try:
         with running_statistics(dense), torch.no_grad():
             dense(images)
@@ -102,15 +128,14 @@ def _dense_outputs(
     return {name: value for name, value in found.items() if calls[name] == 1}
 
 
-def _solving(
-    module: nn.Conv2d | nn.Linear, where: Tensor, wanted: Tensor
-) -> Callable[[Tensor], Tensor]:
+def _solving(module: nn.Conv2d | nn.Linear, wanted: _Wanted) -> Callable[[Tensor], Tensor]:
     """A forward that first re-solves the module's weights for the input it is given."""
     own: Callable[..., Tensor] = type(module).forward
 
     def forward(x: Tensor) -> Tensor:
-        rows = _patches(module, x, where).flatten(0, 1)  # (rows, fan-in)
-        weight, bias = _ridge(rows, wanted, module.weight.flatten(1).T)
+        rows = _patches(module, x, wanted.where).flatten(0, 1)  # (rows, fan-in)
+        prior = module.weight.flatten(1).T
+        weight, bias = _ridge(rows, wanted.outputs, prior, centre=wanted.shifted)
         module.weight.copy_(weight.T.view_as(module.weight))
         if module.bias is not None:
             module.bias.copy_(bias)
@@ -140,9 +165,9 @@ def _patches(module: nn.Module, x: Tensor, where: Tensor) -> Tensor:
     return patches.transpose(1, 2).flatten(2)
 
 
-def _ridge(x: Tensor, y: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+def _ridge(x: Tensor, y: Tensor, prior: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
     """Weights ``(fan-in, out)`` and bias ``(out,)`` of least squares, shrunk towards ``prior``."""
-    mean_x, mean_y = x.mean(0), y.mean(0)
+    mean_x, mean_y = x.mean(0) * centre, y.mean(0) * centre
     centred = x - mean_x
     gram = (centred.T @ centred).double()
     residual = (centred.T @ (y - mean_y - centred @ prior)).double()

@@ -29,7 +29,10 @@ from stamppruner.target import Target
 _BATCH = 128
 
 _RECONSTRUCT = 512
-"""Target images, in one batch, that weights are re-solved on."""
+"""Most target images, in one batch, that weights are re-solved on."""
+
+_RECONSTRUCT_PIXELS = 2**21
+"""The same for their pixels, which bounds the memory: 512 images of 64x64, 41 of 224x224."""
 
 
 @dataclass
@@ -145,8 +148,9 @@ def finish(
     device = first_floating(slim).device
     batches = target.image_batches(_BATCH, device)
     if reconstruct:
-        images = target.images[:_RECONSTRUCT].to(device)
-        reconstruct_(slim, dense, plan, images)
+        pixels = target.images[0, 0].numel()
+        count = max(2, min(_RECONSTRUCT, _RECONSTRUCT_PIXELS // pixels))
+        reconstruct_(slim, dense, plan, target.images[:count].to(device))
     elif recalibrate:
         recalibrate_(slim, batches)
     if fit_head and (head := find_head(slim, plan.graph)) is not None:

@@ -70,6 +70,27 @@ def test_what_repeats_in_kept_channels_is_restored(name: str) -> None:
     assert after < 0.01 * before
 
 
+def test_without_bias_or_norm_the_offset_is_restored_as_well() -> None:
+    def make() -> nn.Module:
+        first = nn.Conv2d(3, 8, 3)
+        with torch.no_grad():
+            first.weight[4:] = 0  # constants, of which channel 7 stays
+            first.bias[4:] = torch.tensor([1.0, 2.0, 3.0, 0.5])
+        return nn.Sequential(
+            first, nn.ReLU(), nn.Conv2d(8, 5, 3, bias=False), nn.ReLU(), head(5, 4)
+        )
+
+    model = seeded(make).eval()
+    x = images()
+    slim, plan = cut(model, {0: [4, 5, 6]}, x)
+    with torch.no_grad():
+        wanted = model[:3](x)
+        before = (slim[:3](x) - wanted).square().mean()
+        reconstruct_(slim, model, plan, x)
+        after = (slim[:3](x) - wanted).square().mean()
+    assert after < 0.1 * before
+
+
 def test_linear_layers_are_restored_too() -> None:
     def make() -> nn.Module:
         first = nn.Linear(6, 8)
