@@ -60,7 +60,7 @@ class DemoConfig:
     backbone_epochs: int = 6
     iterations: int = 20
     train_per_class: int = 20
-    finetune_epochs: int = 30
+    finetune_epochs: int = 40
     size: int = 24
     seed: int = 0
 
