@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,8 @@ class Budget:
     A value up to 1 is a share of the full network's cost, a larger one an absolute number.
 
     Attributes:
-        macs: multiply-adds a sample (one fused multiply-add counts as one).
+        macs: multiply-adds a sample (one fused multiply-add counts as one), at the image size
+            that the model was traced with.
         params: parameters.
 
     Raises:
@@ -45,9 +47,11 @@ class Budget:
         if not bounds:
             raise BudgetError("a budget needs a bound, such as Budget(macs=0.25)")
         for name, value in bounds.items():
-            real = isinstance(value, int | float) and not isinstance(value, bool)
+            real = isinstance(value, Real) and not isinstance(value, bool)
             if not real or not 0 < value < float("inf"):
                 raise BudgetError(f"Budget({name}={value!r}): pass a share in (0, 1] or a number")
+            plain = value if isinstance(value, int | float) else float(value)
+            object.__setattr__(self, name, plain)
 
     def bounds(self) -> dict[str, float]:
         """The bounds that are set, by cost name."""

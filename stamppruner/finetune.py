@@ -20,6 +20,8 @@ from stamppruner.target import as_loader, checked_batches, reread
 _BATCH = 64
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def finetune(
     model: nn.Module,
     loader: Any,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stamppruner.channels import KEPT, ChannelGraph
+from stamppruner.evidence import running_statistics
+from stamppruner.inputs import Inputs
 
 RIDGES = tuple(10.0**k for k in range(-5, 3))
 """Candidate ridge penalties, as multiples of the features' mean variance."""
@@ -19,11 +22,36 @@ _SCALES = tuple(2.0**k for k in range(7))
 
 
 def find_head(model: nn.Module, graph: ChannelGraph) -> str | None:
-    """Name of the linear layer that alone writes the model's output, else None."""
+    """Name of the linear layer whose output is the model's output, else None.
+
+    Only such a layer can be replaced and fitted: it is called once, reads one vector a sample, and
+    nothing but a log-softmax follows it.
+    """
     if len(graph.output_layers) != 1:
         return None
     name = graph.output_layers[0]
-    return name if type(model.get_submodule(name)) is nn.Linear else None
+    head = model.get_submodule(name)
+    own = {key for key, _ in head.named_parameters()} | {key for key, _ in head.named_buffers()}
+    if not isinstance(head, nn.Linear) or not own <= {"weight", "bias"}:
+        return None
+    if graph.example is None:
+        return name
+    written: list[Tensor] = []
+    handle = head.register_forward_hook(lambda _m, _args, output: written.append(output))
+    try:
+        with running_statistics(model), torch.no_grad():
+            output = Inputs.of(graph.example, model).random(2, seed=0).call(model)
+    finally:
+        handle.remove()
+    return name if len(written) == 1 and _passed_on(written[0], output) else None
+
+
+def _passed_on(logits: Tensor, output: Any) -> bool:
+    """Whether the model gives these logits ``(B, classes)`` as they are, or their log-softmax."""
+    if not isinstance(output, Tensor) or logits.dim() != 2 or output.shape != logits.shape:
+        return False
+    same = output.data_ptr() == logits.data_ptr()
+    return same or torch.allclose(output, logits.log_softmax(1), rtol=1e-4, atol=1e-5)
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -34,18 +62,12 @@ def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def new_head(old: nn.Linear, classes: int) -> nn.Linear:
     """A linear layer like ``old`` with another number of outputs, zeroed."""
-    head: nn.Linear = nn.utils.skip_init(  # a plain one would draw from torch's own generator
-        nn.Linear,
-        old.in_features,
-        classes,
-        bias=old.bias is not None,
-        device=old.weight.device,
-        dtype=old.weight.dtype,
-    )
-    nn.init.zeros_(head.weight)
-    if head.bias is not None:
-        nn.init.zeros_(head.bias)
-    return head.train(old.training)
+    head = copy.deepcopy(old)
+    head.out_features = classes
+    head.weight = nn.Parameter(old.weight.new_zeros(classes, old.in_features))
+    if old.bias is not None:
+        head.bias = nn.Parameter(old.bias.new_zeros(classes))
+    return head
 
 
 def with_classes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -93,6 +93,8 @@ class STAMPPruner:
         self.meta_fitted = False
         self._posterior, self._encoder = posterior, encoder
         self._net: GatedNet | None = None
+        if not isinstance(model, nn.Module):
+            raise UnsupportedModelError(f"{model!r} is no module: pass a model, not its class")
         if example_inputs is not None:
             self._trace(example_inputs)
 
@@ -101,6 +103,8 @@ class STAMPPruner:
         """The model's removable channels. Raises StampError before the model was traced."""
         return self._gated().graph
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def meta_fit(
         self, ref_tasks: Any, *, progress: bool = True, callback: Callback | None = None
     ) -> STAMPPruner:
@@ -127,7 +131,7 @@ class STAMPPruner:
         net = self._gated()
         head = find_head(net.model, net.graph)
         fitted = isinstance(source, LoaderTasks)
-        check_fits(net.model, probe_tasks[0].images[:1].to(net.device), 0)
+        check_fits(net.model, probe_tasks[0].images[:1].to(net.device), int(not fitted))
         if not fitted:
             _check_outputs(net, _classes(source, probe_tasks))
         if config.warm_start and not fitted:
@@ -136,11 +140,14 @@ class STAMPPruner:
         try:
             self.history = learner.run(progress=progress, callback=callback)
         finally:
-            net.model.train(self.model.training)
+            for module, like in zip(net.model.modules(), self.model.modules(), strict=True):
+                module.training = like.training
         self.meta_fitted = True
         self._warn_dead(self.history)
         return self
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def prune(
         self,
         target_loader: Any,
@@ -181,6 +188,15 @@ class STAMPPruner:
         start = perf_counter()
         images = target.images[: config.set_size].to(net.device)
         check_fits(dense, images, target.num_classes)
+        if target.images.shape[1:] != shape:
+            notes.append(
+                f"the target's images are {tuple(target.images.shape[1:])}: multiply-adds are "
+                f"counted for {shape}, the size that the model was traced with"
+            )
+        if head is None:
+            notes.append(
+                "the head was left as it is: the model's output is not that of one linear layer"
+            )
         new_head = target.num_classes != _outputs(traced.model, head)
         if head is not None and (config.fit_head or new_head or not self.meta_fitted):
             fit_head_(dense, head, target)
@@ -246,7 +262,7 @@ class STAMPPruner:
     def load(
         cls,
         path: PathLike,
-        model: nn.Module,
+        model: nn.Module | Callable[[], nn.Module],
         *,
         posterior: Posterior | None = None,
         encoder: SetEncoder | None = None,
@@ -255,8 +271,8 @@ class STAMPPruner:
 
         Args:
             path: the file.
-            model: a model of the class that was pruned; its weights do not matter, and it is not
-                changed.
+            model: a model of the class that was pruned, or what makes one; its weights do not
+                matter, and it is not changed.
             posterior: as given to the saved pruner, if it was not the default.
             encoder: as given to the saved pruner, if it was not the default.
 
@@ -272,7 +288,7 @@ class STAMPPruner:
             meta_fitted = bool(record["meta_fitted"])
         except (KeyError, ValueError, TypeError, ConfigError) as error:
             raise CheckpointError(f"{path}: its record is damaged ({error!r})") from error
-        own = copy.deepcopy(model)
+        own = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         pruner_file.load_part_(own, "model", tensors, path)
         example = torch.zeros(1, *shape)
         pruner = cls(

@@ -142,7 +142,7 @@ def finish(
         EquivalenceError: the slim network differs from the masked one.
     """
     start = perf_counter()
-    slim = shrink(dense, plan)
+    slim = shrink(dense, plan, target.images[:1])  # proved at the target's own size
     timings["cut_and_prove"] = perf_counter() - start
     start = perf_counter()
     device = first_floating(slim).device

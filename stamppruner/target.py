@@ -93,7 +93,7 @@ def checked_batches(loader: Any, *, channels: int | None = None) -> Iterator[Bat
     Raises:
         DataError: a batch is not a pair of images and labels that can be trained on.
     """
-    for number, batch in enumerate(as_loader(loader)):
+    for number, batch in enumerate(_collated(as_loader(loader))):
         where = f"target batch {number}"
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise DataError(
@@ -102,6 +102,17 @@ def checked_batches(loader: Any, *, channels: int | None = None) -> Iterator[Bat
         images, labels = batch
         check_batch(images, labels, channels=channels, where=where)
         yield images, labels
+
+
+def _collated(loader: Iterable[Any]) -> Iterator[Any]:
+    """The loader's batches; what it cannot put together is an error of the data."""
+    try:
+        yield from loader
+    except (TypeError, RuntimeError) as error:
+        raise DataError(
+            f"the target's images cannot be put into batches ({error}): give tensors (C, H, W) of "
+            "one size (torchvision: transform=Compose([Resize((32, 32)), ToTensor()]))"
+        ) from error
 
 
 def first_images(loader: Any) -> Tensor:
@@ -147,6 +158,11 @@ def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed:
     if len(seen) < 2:
         raise DataError(
             f"the target has the single class {seen.pop()}: a classifier needs at least two"
+        )
+    if max(seen) >= max(1000, 100 * len(seen)):
+        raise DataError(
+            f"the target's {len(seen)} classes have labels up to {max(seen)}: they look like ids; "
+            "relabel them 0, 1, 2, ..."
         )
     order = rng.permutation(len(images))
     stacked = torch.stack([images[i] for i in order])

@@ -460,7 +460,7 @@ def test_models_whose_outputs_are_no_logits() -> None:
     pruner = STAMPPruner(maps, IMAGES[:1], config=SMALL)
     with pytest.raises(UnsupportedModelError, match="no logits"):
         pruner.prune(loader(), HALF)
-    with pytest.raises(UnsupportedModelError, match="not written by one linear layer"):
+    with pytest.raises(UnsupportedModelError, match="no logits"):
         pruner.meta_fit(dataset(16), progress=False)
 
 
@@ -627,3 +627,99 @@ def test_paths_that_cannot_be_written(
         with pytest.raises(CheckpointError):
             result.save(path)
     assert list(tmp_path.iterdir()) == []
+
+
+class Negated(nn.Module):
+    """What follows the linear layer decides about the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = vgg()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -self.net(x)
+
+
+class Averaged(Negated):
+    """The linear layer reads many vectors a sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.net.features(x).flatten(2).transpose(1, 2)
+        return self.net.classifier(maps).mean(1)
+
+
+@pytest.mark.parametrize("make", [Negated, Averaged])
+def test_a_layer_that_is_not_the_head_is_not_replaced(make: Any) -> None:
+    pruner = STAMPPruner(make(), IMAGES[:1], config=SMALL)
+    with pytest.warns(NotMetaFittedWarning):
+        result = pruner.prune(dataset(16, classes=3), HALF, progress=False)
+    assert any("head was left as it is" in note for note in result.report.warnings)
+    assert result.model.net.classifier.out_features == 6
+    assert result.model(IMAGES[:2]).abs().max() > 0
+
+
+def test_log_softmax_may_follow_the_head() -> None:
+    model = nn.Sequential(vgg(), nn.LogSoftmax(1))
+    with pytest.warns(NotMetaFittedWarning):
+        result = STAMPPruner(model, config=SMALL).prune(dataset(16, classes=3), HALF)
+    assert result.model(IMAGES[:2]).shape == (2, 3)
+    assert result.evaluate(dataset(16, classes=3)) > 0.8
+
+
+def test_outer_contexts_without_gradients_do_no_harm() -> None:
+    for context in (torch.no_grad, torch.inference_mode):
+        pruner = STAMPPruner(vgg(), config=SMALL)
+        with context():
+            pruner.meta_fit(dataset(16), progress=False)
+            result = pruner.prune(dataset(16), HALF, progress=False)
+            result.finetune(dataset(16), epochs=1, progress=False)
+        assert result.history["loss"][-1] > 0
+
+
+def test_modes_of_single_modules_survive_meta_fitting() -> None:
+    model = vgg().train()
+    frozen = next(name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d))
+    model.get_submodule(frozen).eval()
+    pruner = STAMPPruner(model, config=SMALL).meta_fit(dataset(16), progress=False)
+    result = pruner.prune(dataset(16), HALF, progress=False)
+    assert not result.model.get_submodule(frozen).training
+    assert result.model.training
+
+
+def test_labels_that_are_ids_are_refused() -> None:
+    images, labels = stripes(16, 3)
+    ids = torch.utils.data.TensorDataset(images, labels * 100_000)
+    with pytest.raises(DataError, match="look like ids"):
+        STAMPPruner(vgg(), config=SMALL).prune(ids, HALF)
+
+
+def test_images_of_another_size_are_proved_there_and_noted() -> None:
+    pruner = STAMPPruner(vgg(), IMAGES[:1], config=SMALL)
+    large = torch.utils.data.TensorDataset(torch.randn(24, 3, 16, 16), torch.arange(24) % 3)
+    with pytest.warns(NotMetaFittedWarning):
+        result = pruner.prune(large, HALF, progress=False)
+    assert any("(3, 8, 8)" in note for note in result.report.warnings)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert Budget(macs=np.float32(0.5)) == Budget(macs=0.5)
+    assert Budget(params=np.int64(5000)) == Budget(params=5000)
+
+
+def test_data_sets_without_a_transform_name_the_remedy() -> None:
+    sizes = [(torch.zeros(3, 8, 8), 0), (torch.zeros(3, 9, 9), 1)]
+
+    class Ragged(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return sizes[index]
+
+    with pytest.raises(DataError, match="of one size"):
+        STAMPPruner(vgg(), IMAGES[:1], config=SMALL).prune(Ragged(), HALF)
+
+
+def test_a_class_in_place_of_a_model() -> None:
+    with pytest.raises(UnsupportedModelError, match="not its class"):
+        STAMPPruner(nn.Linear)  # type: ignore[arg-type]
