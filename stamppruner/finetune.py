@@ -82,7 +82,7 @@ def finetune(
                     group["lr"] = lr * _schedule(done / steps, warmup)
                 images, labels = images.to(device), labels.to(device)
                 with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-                    logits = model(images)
+                    logits = _forward(model, images)
                 _check_logits(model, logits, labels)
                 loss = F.cross_entropy(
                     logits.float(), labels.long(), label_smoothing=label_smoothing
@@ -130,6 +130,18 @@ def evaluate(model: nn.Module, loader: Any) -> float:
     if not count:
         raise DataError("the loader is empty: there is nothing to evaluate on")
     return correct / count
+
+
+def _forward(model: nn.Module, images: torch.Tensor) -> Any:
+    try:
+        return model(images)
+    except ValueError as error:
+        if len(images) > 1:
+            raise
+        raise DataError(
+            f"{type(model).__name__} cannot train on a batch of one image ({error}): pass a loader "
+            "with drop_last=True, or another batch size"
+        ) from error
 
 
 def _schedule(share: float, warmup: float) -> float:

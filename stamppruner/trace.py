@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from stamppruner import surgery
 from stamppruner.calls import Calls, evaluating, record_calls
 from stamppruner.channels import ChannelGraph
-from stamppruner.errors import UnsupportedModelError
+from stamppruner.errors import ConfigError, UnsupportedModelError
 from stamppruner.free import FreeAxis, find_free_axes
 from stamppruner.graph import Traced, build_graph, matching
 from stamppruner.inputs import Inputs
@@ -52,6 +52,7 @@ def trace_channels(
         UnsupportedModelError: the model has no convolution or linear layer, cannot be copied, is
             scripted, or fails on the example inputs.
         DataError: the example inputs hold no tensor.
+        ConfigError: a pattern of ``protect`` or ``protect_inputs`` matches no module.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModelError(
@@ -70,6 +71,7 @@ def trace_channels(
             (reach, free, seen), small = _probed(copied, inputs, calls)
         modules = dict(copied.named_modules())
         spatial = {name: calls.applied.get(name, 0) for name in calls.outputs}
+        _check_patterns((*protect, *protect_inputs), modules)
         uncut = surgery.unsupported((name, modules[name]) for name in reach.readers)
         traced = Traced(modules, seen, reach, free, spatial, inputs)
         by_user = "protected by the user"
@@ -77,6 +79,16 @@ def trace_channels(
         traced.protect_inputs |= uncut
         traced.protect_inputs |= dict.fromkeys(matching(reach.readers, protect_inputs), by_user)
         return prove(copied, traced, small) if certify else build_graph(traced)
+
+
+def _check_patterns(patterns: Sequence[str], modules: Mapping[str, nn.Module]) -> None:
+    """Raise ConfigError for a pattern that protects nothing: it is a slip of the pen."""
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not matching(modules, [pattern]):
+            raise ConfigError(
+                f"protect: {pattern!r} matches no module of the model: pass qualified names as in "
+                "model.named_modules(), or shell patterns"
+            )
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -211,3 +211,13 @@ def test_a_data_set_sorted_by_class_is_shuffled_every_epoch_and_repeatably() -> 
     assert first != sorted(first)
     assert first != second
     assert orders[0] == orders[1]
+
+
+def test_a_last_batch_of_one_names_the_remedy() -> None:
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+    )
+    data = torch.utils.data.TensorDataset(torch.randn(5, 3, 2, 2), torch.arange(5) % 2)
+    batches = torch.utils.data.DataLoader(data, batch_size=4)
+    with pytest.raises(DataError, match="drop_last"):
+        finetune(net, batches, epochs=1, progress=False)

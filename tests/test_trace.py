@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from stamppruner import ChannelPlan, check_equivalence, shrink, trace_channels
-from stamppruner.errors import DataError, UnsupportedModelError
+from stamppruner.errors import ConfigError, DataError, UnsupportedModelError
 
 
 def fingerprint(model):
@@ -187,3 +187,11 @@ def test_without_certificate_the_graph_is_the_same_on_an_ordinary_net():
     model = seeded(residual)
     x = torch.zeros(1, 3, 8, 8)
     assert trace_channels(model, x, certify=False).groups == trace_channels(model, x).groups
+
+
+@pytest.mark.parametrize("pattern", ["nope", "0.[1", 3])
+def test_a_pattern_that_protects_nothing_is_refused(pattern) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    for which in ("protect", "protect_inputs"):
+        with pytest.raises(ConfigError, match="matches no module"):
+            trace_channels(net, torch.zeros(1, 3, 8, 8), **{which: [pattern]})
