@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from stamppruner.evidence import running_statistics
+
 
 def recalibrate_(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Re-estimate the running statistics of every batch norm as plain averages over batches.
@@ -20,26 +22,31 @@ def recalibrate_(model: nn.Module, batches: Iterable[Tensor]) -> None:
         model: changed in place.
         batches: images ``(B, C, H, W)``, B at least 2.
     """
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     todo = list(batches)
-    if not norms or not todo:
+    if not todo:
         return
+    with reestimated_statistics(model), torch.no_grad():
+        for images in todo:
+            model(images)
+
+
+@contextmanager
+def reestimated_statistics(model: nn.Module) -> Iterator[None]:
+    """Forward passes inside the block give the running statistics anew, as plain averages.
+
+    All else runs in evaluation mode; modes and momenta are restored on exit.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     momenta = [norm.momentum for norm in norms]
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # cumulative average
-        norm.training = True
-    try:
-        with torch.no_grad():
-            for images in todo:
-                model(images)
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        for module, mode in modes:
-            module.training = mode
+    with running_statistics(model):
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum, norm.training = None, True  # None: cumulative average
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum, norm.training = momentum, False
 
 
 @contextmanager

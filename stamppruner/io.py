@@ -35,6 +35,30 @@ _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header, li
 PathLike = str | os.PathLike[str]
 
 
+def parse_record(
+    metadata: Mapping[str, str], kind: str, version: int, path: PathLike, *, noun: str
+) -> dict[str, Any]:
+    """The JSON record that a file of ours, a ``noun``, keeps in its metadata under its kind.
+
+    Raises:
+        CheckpointError: there is none that can be read, or it is of another version.
+    """
+    try:
+        record = dict(json.loads(metadata[kind]))
+        found = record["version"]
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is not a {noun} of this package: it has no readable {kind!r} metadata"
+        ) from error
+    if found != version:
+        short = kind.rpartition(".")[2]
+        raise CheckpointError(
+            f"{path} has {short} format version {found!r}, this package reads {version}: use the "
+            "release that wrote it"
+        )
+    return record
+
+
 def check_writable(path: PathLike) -> None:
     """Raise before a long computation what :func:`atomic_write` would raise after it.
 

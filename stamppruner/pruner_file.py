@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stamppruner.channels import ChannelGraph
 from stamppruner.errors import CheckpointError
-from stamppruner.io import PathLike, read_safetensors, write_safetensors
+from stamppruner.io import PathLike, parse_record, read_safetensors, write_safetensors
 
 FORMAT = "stamppruner.pruner"
 VERSION = 1
@@ -38,19 +38,7 @@ def read(path: PathLike) -> tuple[dict[str, Tensor], dict[str, Any]]:
         CheckpointError: the file cannot be read, or is no pruner of a known version.
     """
     tensors, metadata = read_safetensors(path)
-    try:
-        record = dict(json.loads(metadata[FORMAT]))
-        version = record["version"]
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} is not a pruner of this package: it has no readable {FORMAT!r} metadata"
-        ) from error
-    if version != VERSION:
-        raise CheckpointError(
-            f"{path} has pruner format version {version!r}, this package reads {VERSION}: use the "
-            "release that wrote it"
-        )
-    return tensors, record
+    return tensors, parse_record(metadata, FORMAT, VERSION, path, noun="pruner")
 
 
 def load_part_(module: nn.Module, part: str, tensors: Mapping[str, Tensor], path: PathLike) -> None:

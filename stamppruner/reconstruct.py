@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stamppruner import layers
+from stamppruner.batchnorm import reestimated_statistics
 from stamppruner.calls import patched_forwards
 from stamppruner.channels import ChannelPlan
 from stamppruner.evidence import running_statistics
@@ -45,22 +46,13 @@ def reconstruct_(
         seed: of the sampled positions.
     """
     targets = _dense_outputs(dense, plan, images, seed)
-    norms = [m for m in slim.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    momenta = [norm.momentum for norm in norms]
     forwards: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
     for name, wanted in targets.items():
         module = slim.get_submodule(name)
         assert isinstance(module, nn.Conv2d | nn.Linear)
         forwards[module] = _solving(module, wanted)
-    with running_statistics(slim), torch.no_grad(), patched_forwards(forwards):
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum, norm.training = None, True
-        try:
-            slim(images)
-        finally:
-            for norm, momentum in zip(norms, momenta, strict=True):
-                norm.momentum, norm.training = momentum, False
+    with reestimated_statistics(slim), torch.no_grad(), patched_forwards(forwards):
+        slim(images)
 
 
 @dataclass

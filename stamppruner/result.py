@@ -15,6 +15,7 @@ from stamppruner.budget import Budget, Chooser
 from stamppruner.certificate import shrink
 from stamppruner.channels import ChannelGraph, ChannelPlan
 from stamppruner.errors import UnsupportedModelError
+from stamppruner.evidence import running_statistics
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.heads import find_head, fit_ridge_, head_inputs
 from stamppruner.history import History
@@ -174,11 +175,8 @@ def finish(
 def fit_head_(model: nn.Module, head: str, target: Target) -> None:
     """Fit the head by ridge regression on the target, with batch norms on running statistics."""
     device = first_floating(model).device
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    features = head_inputs(model, head, target.image_batches(_BATCH, device))
-    for module, mode in modes:
-        module.training = mode
+    with running_statistics(model):
+        features = head_inputs(model, head, target.image_batches(_BATCH, device))
     layer = model.get_submodule(head)
     if features is not None and isinstance(layer, nn.Linear):
         fit_ridge_(layer, features, target.labels.to(device))

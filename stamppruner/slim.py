@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from stamppruner.errors import CheckpointError
-from stamppruner.io import PathLike, read_metadata, read_safetensors, write_safetensors
+from stamppruner.io import (
+    PathLike,
+    parse_record,
+    read_metadata,
+    read_safetensors,
+    write_safetensors,
+)
 from stamppruner.layers import WIDTH_ATTRIBUTES
 
 FORMAT = "stamppruner.slim"
@@ -53,7 +59,7 @@ def describe(path: PathLike) -> dict[str, Any]:
     Raises:
         CheckpointError: the file cannot be read or is not a slim file of a known version.
     """
-    return _record(read_metadata(path), path)
+    return parse_record(read_metadata(path), FORMAT, VERSION, path, noun="slim model")
 
 
 def load_slim(
@@ -78,7 +84,7 @@ def load_slim(
             the model; every name that does not fit is listed.
     """
     tensors, metadata = read_safetensors(path)
-    record = _record(metadata, path)
+    record = parse_record(metadata, FORMAT, VERSION, path, noun="slim model")
     slim = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     _check_names(slim, tensors, path)
     _apply_widths(slim, record.get("widths"), path)
@@ -86,22 +92,6 @@ def load_slim(
     for name, tensor in tensors.items():
         _assign(slim, name, tensor)
     return slim.to(device).eval()
-
-
-def _record(metadata: Mapping[str, str], path: PathLike) -> dict[str, Any]:
-    try:
-        record = json.loads(metadata[FORMAT])
-        version = record["version"]
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} is not a slim model of this package: it has no readable {FORMAT!r} metadata"
-        ) from error
-    if version != VERSION:
-        raise CheckpointError(
-            f"{path} has slim format version {version!r}, this package reads {VERSION}: use the "
-            "release that wrote it"
-        )
-    return dict(record)
 
 
 def _widths(model: nn.Module) -> dict[str, dict[str, Any]]:
