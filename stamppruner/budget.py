@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -12,12 +11,16 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from stamppruner.channels import BoolArray, ChannelGraph, ChannelGroup, ChannelPlan, IntArray
+from stamppruner.channels import KEPT, BoolArray, ChannelGraph, ChannelPlan, FloatArray, IntArray
 from stamppruner.costs import Cost, Macs, Params
 from stamppruner.errors import BudgetError, PlanError
+from stamppruner.ladder import Ladder, halvings
 
 COSTS: dict[str, type[Cost]] = {"macs": Macs, "params": Params}
 """The cost behind each field of :class:`Budget`."""
+
+_NAMED = 4
+"""Layers that an error names."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ class Chooser:
         model: the dense model.
         graph: its channels.
         floor: least share of every group that is kept (and at least one channel a block).
-        round_to: kept widths are multiples of it wherever a group is at least four times as wide.
+        round_to: kept widths are multiples of it in groups of at least eight times as many
+            channels a block; narrower groups take half of it, a quarter, and so on. What the
+            model's code asks for (``ChannelGroup.multiple``) holds at any width.
     """
 
     def __init__(
@@ -81,109 +86,136 @@ class Chooser:
             raise BudgetError(f"floor={floor} must lie in [0, 1] and round_to={round_to} above 0")
         self.graph = graph
         self.costs = {name: cost(model, graph) for name, cost in COSTS.items()}
-        self._blocks = np.array([g.blocks for g in graph.groups])
-        self._depth = np.array([g.block_size for g in graph.groups])  # channels a block
-        self._step = np.array([_step(g, round_to) for g in graph.groups], dtype=np.int64)
-        least = np.maximum(1, np.ceil(floor * self._depth)).astype(np.int64)
-        self._least = np.minimum(self._depth, -(-least // self._step) * self._step)
+        self._blocks = np.array([g.blocks for g in graph.groups], dtype=np.int64)
+        self._ladders = [Ladder.of(graph, floor, r) for r in halvings(round_to)]
 
     def choose(self, scores: npt.ArrayLike, budget: Budget) -> ChannelPlan:
         """Keep the best channels that fit.
 
-        Channels are admitted in the order of their scores, over all groups at once, on top of
-        every group's floor; in groups with blocks the r-th best of every block come together.
-        More budget never keeps less.
+        Channels are admitted in the order of their scores, a rung (the step between two allowed
+        widths) at a time and over all groups at once, on top of every group's floor; in groups
+        with blocks the r-th best of every block come together. Once the next rung is too dear,
+        the share that is left goes to later ones that fit.
+
+        More budget never gives a cheaper network and, where nothing is rounded, never keeps less.
+        A budget that ``round_to`` puts out of reach is met with half of it, a quarter, and so on.
 
         Args:
             scores: ``(num_channels,)``, larger is better.
             budget: what must hold.
 
         Raises:
-            BudgetError: the floors alone cost more than the budget.
+            BudgetError: the floors alone cost more than the budget; the message states the least
+                reachable cost and the layers that hold it.
         """
-        ranked, order = self._rank(scores)
-        names = list(budget.bounds())
-        costs = [self.costs[name] for name in names]
+        values = self._checked(scores)
+        costs = [self.costs[name] for name in budget.bounds()]
         limits = budget.limits(costs)
 
-        def fits(admitted: int) -> bool:
-            widths = torch.from_numpy(self._widths(order[:admitted]) * self._blocks).double()
-            return all(float(c(widths)) <= m for c, m in zip(costs, limits, strict=True))
+        def fits(widths: IntArray) -> BoolArray:
+            """Whether the bounds hold, ``(...)``, for channels a block ``(..., G)``."""
+            kept = torch.from_numpy(widths * self._blocks).double()
+            held = [(c(kept) <= m).numpy() for c, m in zip(costs, limits, strict=True)]
+            return np.logical_and.reduce(held)
 
-        if not fits(0):
-            least = ", ".join(f"{self.least(c.name):.4g} {c.unit}" for c in costs)
-            held = sorted(self.graph.protected)
-            raise BudgetError(
-                f"{budget} cannot be met: the least reachable is {least}. Lower floor or round_to, "
-                f"or protect less (protected: {', '.join(held[:5]) or 'nothing'}"
-                f"{', ...' if len(held) > 5 else ''})"
-            )
-        low, high = 0, len(order)  # fits(low) holds
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle - 1)
-        return self._plan(ranked, self._widths(order[:low]))
+        for ladder in self._ladders:
+            if fits(ladder.least):
+                ranked = self._ranked(values)
+                return self._plan(ranked, ladder.climb(self._merits(values, ranked), fits))
+        raise BudgetError(self._out_of_reach(budget))
 
     def least(self, name: str) -> float:
         """Cost, by name, of every group at its floor: no budget below it can be met."""
-        widths = torch.from_numpy(self._least * self._blocks).double()
-        return float(self.costs[name](widths))
+        return float(self.costs[name](self._least_widths()))
 
     def threshold(self, scores: npt.ArrayLike, least: float) -> ChannelPlan:
         """Keep the channels whose score reaches ``least``; blocks agree on their mean count."""
-        ranked, _ = self._rank(scores)
-        values = np.asarray(scores, dtype=np.float64)
+        values = self._checked(scores)
         counts = np.array(
             [
                 round(float((values[g.channels] >= least).sum()) / g.blocks)
                 for g in self.graph.groups
             ]
         )
-        return self._plan(ranked, np.clip(self._rounded(counts), self._least, self._depth))
+        return self._plan(self._ranked(values), self._ladders[0].nearest(counts))
 
     def widths(self, plan: ChannelPlan) -> torch.Tensor:
         """Kept channels a group, ``(G,)`` float64, as costs take them."""
         kept = [int(plan.keep[group.channels].sum()) for group in self.graph.groups]
         return torch.tensor(kept, dtype=torch.float64)
 
-    def _rank(self, scores: npt.ArrayLike) -> tuple[list[IntArray], IntArray]:
-        """Channels of each block from best to worst, and groups in order of admission."""
+    def _least_widths(self) -> torch.Tensor:
+        return torch.from_numpy(self._ladders[-1].least * self._blocks).double()
+
+    def _checked(self, scores: npt.ArrayLike) -> FloatArray:
         values = np.asarray(scores, dtype=np.float64)
         if values.shape != (self.graph.num_channels,) or not np.isfinite(values).all():
             raise PlanError(
                 f"scores of shape {values.shape} must be {self.graph.num_channels} finite numbers"
             )
-        ranked, merit, owner = [], [], []
-        for g, group in enumerate(self.graph.groups):
-            block = values[group.channels].reshape(group.blocks, -1)
-            order = np.argsort(-block, axis=1, kind="stable")
-            ranked.append(order)
-            atoms = np.take_along_axis(block, order, axis=1).mean(axis=0)[self._least[g] :]
-            merit.append(atoms)
-            owner.append(np.full(len(atoms), g))
-        if not merit:
-            return ranked, np.empty(0, dtype=np.int64)
-        admission = np.argsort(-np.concatenate(merit), kind="stable")
-        return ranked, np.concatenate(owner)[admission]
+        return values
 
-    def _widths(self, admitted: IntArray) -> IntArray:
-        """Channels a block of every group after some were admitted."""
-        counts = self._least + np.bincount(admitted, minlength=len(self._least))
-        return self._rounded(counts)
+    def _ranked(self, values: FloatArray) -> list[IntArray]:
+        """Channels of each block from best to worst, ``(blocks, block size)`` a group."""
+        blocks = [values[g.channels].reshape(g.blocks, -1) for g in self.graph.groups]
+        return [np.argsort(-block, axis=1, kind="stable") for block in blocks]
 
-    def _rounded(self, counts: IntArray) -> IntArray:
-        whole = counts // self._step * self._step
-        return np.where(counts >= self._depth, self._depth, np.maximum(whole, self._least))
+    def _merits(self, values: FloatArray, ranked: list[IntArray]) -> list[FloatArray]:
+        """Scores of each group, falling, as means over its blocks: ``(block size,)`` a group."""
+        return [
+            np.take_along_axis(values[g.channels].reshape(order.shape), order, axis=1).mean(axis=0)
+            for g, order in zip(self.graph.groups, ranked, strict=True)
+        ]
 
     def _plan(self, ranked: list[IntArray], widths: IntArray) -> ChannelPlan:
         keep: BoolArray = np.zeros(self.graph.num_channels, dtype=bool)
         for group, order, width in zip(self.graph.groups, ranked, widths.tolist(), strict=True):
-            offsets = group.start + np.arange(group.blocks)[:, None] * (group.size // group.blocks)
+            offsets = group.start + np.arange(group.blocks)[:, None] * group.block_size
             keep[(offsets + order[:, :width]).ravel()] = True
         return ChannelPlan(self.graph, keep)
 
+    def _out_of_reach(self, budget: Budget) -> str:
+        """Why a budget cannot be met: the least reachable costs and the layers that hold them."""
+        bounds = budget.bounds()
+        costs = [self.costs[name] for name in bounds]
+        least = [
+            f"{self.least(c.name):.4g} {c.unit} ({self.least(c.name) / c.full:.2%} of the full "
+            "network's)"
+            for c in costs
+        ]
+        missed = [
+            f"{c.unit}: {self._held(c)}"
+            for c, limit in zip(costs, budget.limits(costs), strict=True)
+            if self.least(c.name) > limit
+        ]
+        return (
+            f"{budget} cannot be met: the least reachable is {', '.join(least)}. What holds it: "
+            f"{'; '.join(missed)}. Ask for more, lower floor, or protect less"
+        )
 
-def _step(group: ChannelGroup, round_to: int) -> int:
-    """Channels a block between allowed widths of a group."""
-    step = math.lcm(round_to // math.gcd(round_to, group.blocks), group.multiple)
-    return step if group.block_size >= 4 * step else group.multiple
+    def _held(self, cost: Cost) -> str:
+        """The dearest layers of the least network, each with what keeps it from shrinking."""
+        widths = self._least_widths()
+        total, shares = float(cost(widths)), cost.per_layer(widths)
+        names = list(self.graph.layers)
+        dearest = [i for i in shares.argsort(descending=True).tolist() if shares[i] > 0]
+        parts = [
+            f"{names[i]} {float(shares[i]) / total:.1%} ({self._reason(names[i])})"
+            for i in dearest[:_NAMED]
+        ]
+        rest = total - float(shares[dearest[:_NAMED]].sum())
+        return ", ".join(parts) + (f", all else {rest / total:.1%}" if rest > 1e-4 * total else "")
+
+    def _reason(self, name: str) -> str:
+        if name in self.graph.protected:
+            return f"left whole: {self.graph.protected[name]}"
+        outputs = self.graph.layers[name].outputs
+        groups = np.unique(self.graph.group_of[outputs[outputs != KEPT]])
+        kept = self._least_widths()
+        floors = [
+            f"{self.graph.groups[g].name} at its floor of {int(kept[g])} of "
+            f"{self.graph.groups[g].size} channels"
+            for g in groups[:2]
+        ]
+        more = f" and {len(groups) - 2} more" if len(groups) > 2 else ""
+        return f"{', '.join(floors)}{more}" if floors else "nothing of it can be removed"
