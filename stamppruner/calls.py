@@ -168,7 +168,8 @@ def _noting(model: nn.Module, calls: Calls) -> Iterator[None]:
 
         return note
 
-    handles = [m.register_forward_hook(hook(n)) for n, m in model.named_modules()]
+    # first of all hooks: before a rewired layer scatters
+    handles = [m.register_forward_hook(hook(n), prepend=True) for n, m in model.named_modules()]
     try:
         yield
     finally:

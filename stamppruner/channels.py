@@ -100,6 +100,8 @@ class ChannelGroup:
         readers: mixing layers whose inputs are these channels.
         multiple: the count that is kept in each block is a multiple of this, unless it is whole
             (the model's code asks for it).
+        rewired: why the channels keep their places in the activations, with zeros where they were
+            removed (the code fixes the width, see rewire.py); empty for groups that shrink.
     """
 
     name: str
@@ -109,6 +111,7 @@ class ChannelGroup:
     writers: tuple[str, ...] = ()
     readers: tuple[str, ...] = ()
     multiple: int = 1
+    rewired: str = ""
 
     @property
     def channels(self) -> slice:
@@ -155,6 +158,16 @@ class ChannelGraph:
     def group_of(self) -> IntArray:
         """Index of the group of each channel, ``(num_channels,)``."""
         return np.repeat(np.arange(len(self.groups)), [group.size for group in self.groups])
+
+    @cached_property
+    def stays_wide(self) -> BoolArray:
+        """Channels whose places in the activations stay when they go, ``(num_channels,)``."""
+        return np.array([bool(group.rewired) for group in self.groups], dtype=bool)[self.group_of]
+
+    @property
+    def rewired(self) -> dict[str, str]:
+        """Layers that scatter what they write, with the reason."""
+        return {name: g.rewired for g in self.groups if g.rewired for name in g.writers}
 
     def __str__(self) -> str:
         blocks = sum(group.blocks > 1 for group in self.groups)

@@ -155,7 +155,8 @@ class _Readings:
                     lambda _m, args, layer=layer: self.note(_Reading(layer, "input", args[0]))
                 ),
                 module.register_forward_hook(
-                    lambda _m, _a, out, layer=layer: self.note(_Reading(layer, "output", out))
+                    lambda _m, _a, out, layer=layer: self.note(_Reading(layer, "output", out)),
+                    prepend=True,  # before a rewired layer scatters
                 ),
             ]
         try:

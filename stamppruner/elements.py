@@ -65,6 +65,16 @@ class Elements:
             pairs.append((elements[axis.indices], self.first_input + axis.positions))
         return np.concatenate([np.stack(pair, axis=1) for pair in pairs])
 
+    def alive(self, label: IntArray, reach: Reach) -> BoolArray:
+        """Elements of components that some mixing layer writes and some mixing layer reads."""
+        found = np.ones(self.count, dtype=bool)
+        for runs in (self.outputs, self.inputs):
+            touched = np.zeros(self.count, dtype=bool)
+            for name in reach.widths:
+                touched[runs[name]] = True
+            found &= spread(touched, label)
+        return found
+
     def footprints(self, label: IntArray) -> IntArray:
         """A hash of the layers (and sides) that each component touches, at its label."""
         runs = [*self.outputs.values(), *self.inputs.values(), *self.free]

@@ -7,7 +7,7 @@ Equal-count rules become blocks of a group where the counts alone matter, and ti
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -51,6 +51,8 @@ class Traced:
         protect: layers whose outputs stay whole, with the reason.
         protect_inputs: layers whose inputs stay whole, with the reason.
         multiples: by group name, the kept count a block must be a multiple of this.
+        rewired: layers whose outputs keep their places in the activations, with the reason.
+        rewire: whether there may be such layers; else their channels stay.
     """
 
     modules: Mapping[str, nn.Module]
@@ -62,12 +64,14 @@ class Traced:
     protect: dict[str, str] = field(default_factory=dict)
     protect_inputs: dict[str, str] = field(default_factory=dict)
     multiples: dict[str, int] = field(default_factory=dict)
+    rewired: dict[str, str] = field(default_factory=dict)
+    rewire: bool = True
 
     @property
-    def decisions(self) -> tuple[int, int, tuple[tuple[str, int], ...]]:
+    def decisions(self) -> tuple[int, int, int, tuple[tuple[str, int], ...]]:
         """Grows with every protection."""
         multiples = tuple(sorted(self.multiples.items()))
-        return len(self.protect), len(self.protect_inputs), multiples
+        return len(self.protect), len(self.protect_inputs), len(self.rewired), multiples
 
 
 class _Partition(NamedTuple):
@@ -78,6 +82,8 @@ class _Partition(NamedTuple):
     key: IntArray
     merged: Mapping[int, tuple[int, rules.Blocks]]
     reasons: Sequence[Reason]
+    wide: BoolArray  # elements whose places in the activations stay
+    why: Sequence[Reason]  # they stay
 
 
 def build_graph(traced: Traced) -> ChannelGraph:
@@ -85,15 +91,22 @@ def build_graph(traced: Traced) -> ChannelGraph:
     elements = Elements.number(traced.reach, traced.free)
     partition = _partition(traced, elements)
     channel, groups, too_small = _numbered(partition, elements)
-    maps = _layer_maps(traced, elements, channel[partition.label])
+    channels = channel[partition.label]
+    narrow = np.where(partition.wide, KEPT, channels)  # what does not shrink is not cut
+    maps = _layer_maps(traced, elements, channels, narrow)
     tensors = tuple(
         TensorMap(axis.name, axis.axis, positions)
         for axis, run in zip(traced.free, elements.free, strict=True)
-        if ((positions := channel[partition.label[run]]) != KEPT).any()
+        if ((positions := narrow[run]) != KEPT).any()
     )
     reasons = (*partition.reasons, *too_small)
+    why = [""] * (int(channels.max()) + 1)
+    for where, text in partition.why:
+        for c in np.unique(channels[where]).tolist():
+            if c != KEPT:
+                why[c] = why[c] or text
     return ChannelGraph(
-        groups=tuple(_named(group, maps, traced.multiples) for group in groups),
+        groups=tuple(_named(group, maps, traced.multiples, why) for group in groups),
         layers=maps,
         tensors=tensors,
         protected=_protected(traced.reach, maps, elements, partition.label, reasons),
@@ -113,39 +126,90 @@ def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
 
 
 def _partition(traced: Traced, elements: Elements) -> _Partition:
-    """Unite and freeze elements until every rule holds."""
+    """Unite, freeze and rewire elements until every rule holds and no rule leaves too little."""
+    while True:
+        partition, tied = _settled(traced, elements)
+        _, _, too_small = _numbered(partition, elements)
+        stuck = np.zeros(elements.count, dtype=bool)
+        for reason in too_small:
+            stuck[reason.elements] = True
+        stuck = spread(stuck, partition.label) & spread(tied, partition.label)
+        new = [
+            name
+            for name, run in elements.outputs.items()
+            if name in traced.reach.widths and name not in traced.rewired and stuck[run].any()
+        ]
+        if not (traced.rewire and new):
+            return partition
+        text = "the code takes its channels apart in a pattern that ties all of them together"
+        traced.rewired |= dict.fromkeys(new, text)
+
+
+def _settled(traced: Traced, elements: Elements) -> tuple[_Partition, BoolArray]:
+    """The partition, and which elements are tied to others only because of slices in the code."""
     reach = traced.reach
     edges = elements.edges(reach, traced.free)
     reasons = list(_reasons(traced, elements))
     frozen = np.zeros(elements.count, dtype=bool)
     for reason in reasons:
         frozen[reason.elements] = True
+    wide, tied = np.zeros_like(frozen), np.zeros_like(frozen)
+    over_channels = np.zeros_like(frozen)
+    for name in traced.calls.norms:
+        over_channels[elements.inputs[name]] = True
     constant = rules.grouped(traced.modules, traced.calls.norms, reach, elements)
+    by_code = [Reason(elements.outputs[name], text) for name, text in traced.rewired.items()]
+    why: list[Reason] = []
     while True:
         label = components(elements.count, edges)
-        fixed = spread(frozen, label)
+        normed = spread(over_channels, label)  # their statistics would count the empty places
+        for reason in by_code:
+            if traced.rewire and not normed[reason.elements].any():
+                wide[reason.elements] = True
+                why.append(reason)
+            else:
+                frozen[reason.elements] = True
+                reasons.append(reason)
+        by_code = []
+        fixed = spread(frozen, label) | ~elements.alive(label, reach)
+        wide = spread(wide, label) & ~fixed
         key = elements.footprints(label)
+        key = np.where(wide, ~key, key)
         roots = np.unique(label[: elements.first_input])  # components that some layer writes
         roots = roots[~fixed[roots]]
-        more: list[Reason] = []
         cuts = []
-        for name, runs in rules.slices(reach, elements, label, fixed):
-            if len({len(run) for run in runs}) == 1 and len(runs[0]) > 1:
+        for name, runs in rules.slices(reach, elements, label, fixed | wide):
+            equal = len({len(run) for run in runs}) == 1 and len(runs[0]) > 1
+            if equal and not wide[np.concatenate(runs)].any():
                 cuts.append(runs)
             else:
                 text = f"the code takes the channels of {name!r} apart at fixed places"
-                more.append(Reason(elements.outputs[name], text))
-        ties = list(rules.interleaved(reach, elements, label, fixed))
-        merged, conflicts, unequal = rules.apply([*constant, *cuts], label, fixed, key, roots)
-        new = [tie for tie in (*ties, *conflicts) if (label[tie[0]] != label[tie[1]]).any()]
+                by_code.append(Reason(elements.outputs[name], text))
+        for rule in constant:
+            together = np.concatenate(rule)
+            if wide[together].any() and not (wide | fixed)[together].all():
+                text = "must keep equal counts with channels that keep their places"
+                by_code.append(Reason(together, text))
+        found = rules.apply([*constant, *cuts], label, fixed, key, roots)
         text = "must keep equal counts with channels that stay"
-        more += [Reason(where, text) for where in unequal]
-        if not new and not more:
-            return _Partition(label, fixed, key, merged, reasons)
+        for where in found.unequal:
+            reason = Reason(np.concatenate(([*constant, *cuts])[where]), text)
+            if where >= len(constant):
+                by_code.append(reason)
+            else:
+                frozen[reason.elements] = True
+                reasons.append(reason)
+        if by_code or found.unequal:
+            continue
+        shuffled = list(rules.interleaved(reach, elements, label, fixed | wide))
+        loose = [tie for where, tie in found.ties if where >= len(constant)]
+        ties = [*shuffled, *(tie for _, tie in found.ties)]
+        new = [tie for tie in ties if (label[tie[0]] != label[tie[1]]).any()]
+        for tie in (*shuffled, *loose):
+            tied[np.concatenate(tie)] = True
+        if not new:
+            return _Partition(label, fixed, key, found.merged, reasons, wide, why), tied
         edges = np.concatenate([edges, *(np.stack(tie, axis=1) for tie in new)])
-        for reason in more:
-            frozen[reason.elements] = True
-        reasons += more
 
 
 def _reasons(traced: Traced, elements: Elements) -> Iterator[Reason]:
@@ -219,8 +283,10 @@ def _numbered(
     return channel, groups, too_small
 
 
-def _layer_maps(traced: Traced, elements: Elements, channel: IntArray) -> dict[str, LayerMap]:
-    """Layer maps by name, from the channel of each element."""
+def _layer_maps(
+    traced: Traced, elements: Elements, channels: IntArray, narrow: IntArray
+) -> dict[str, LayerMap]:
+    """Layer maps by name, from the channel of each element, and the same where it shrinks."""
     maps: dict[str, LayerMap] = {}
     for name, run in elements.inputs.items():
         if name in traced.calls.opaque:
@@ -231,14 +297,20 @@ def _layer_maps(traced: Traced, elements: Elements, channel: IntArray) -> dict[s
             kind = "mixing"
         elif name in traced.calls.norms:
             kind, norm = "norm", traced.calls.norms[name][0]
+        of = channels if kind == "mixing" else narrow
         outputs = elements.outputs.get(name, run)
-        maps[name] = LayerMap(name, kind, channel[run], channel[outputs], norm)
+        maps[name] = LayerMap(name, kind, of[run], of[outputs], norm)
     return maps
 
 
 def _named(
-    group: ChannelGroup, maps: Mapping[str, LayerMap], multiples: Mapping[str, int]
+    group: ChannelGroup,
+    maps: Mapping[str, LayerMap],
+    multiples: Mapping[str, int],
+    why: Sequence[str],
 ) -> ChannelGroup:
+    """The group with its name and layers; ``why`` holds a text for each rewired channel."""
+
     def touches(positions: IntArray) -> bool:
         return bool(((positions >= group.start) & (positions < group.start + group.size)).any())
 
@@ -250,7 +322,14 @@ def _named(
     offset = int(np.flatnonzero(first == group.start)[0]) if not whole else 0
     name = writers[0] if whole else f"{writers[0]}[{offset}:]"
     multiple = multiples.get(name, 1)
-    return ChannelGroup(name, group.start, group.size, group.blocks, writers, readers, multiple)
+    return replace(
+        group,
+        name=name,
+        writers=writers,
+        readers=readers,
+        multiple=multiple,
+        rewired=why[group.start],
+    )
 
 
 def _protected(

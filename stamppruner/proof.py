@@ -116,11 +116,12 @@ class _Case:
         return [other for other in self.traced.reach.widths if type(modules[other]) is kind]
 
     def give_up(self, groups: Sequence[ChannelGroup], reason: str) -> None:
-        """Protect everything that writes the groups."""
+        """Rewire everything that writes the groups, or protect what already is."""
         for group in groups:
-            logger.info("%s is protected: %s", group.name, reason)
+            rewire = self.traced.rewire and not group.rewired
+            logger.info("%s is %s: %s", group.name, "rewired" if rewire else "protected", reason)
             for name in group.writers:
-                self.traced.protect.setdefault(name, reason)
+                (self.traced.rewired if rewire else self.traced.protect).setdefault(name, reason)
 
     def _suspects(
         self, graph: ChannelGraph, verdict: Equivalence, *, odd: bool
@@ -184,8 +185,10 @@ def _randomised(
     generator = torch.Generator().manual_seed(0)
 
     def fill(tensor: torch.Tensor, low: float, high: float) -> None:
-        noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
-        tensor.copy_(low + (high - low) * noise)
+        if tensor.is_cpu:
+            tensor.uniform_(low, high, generator=generator)
+        else:
+            tensor.copy_(torch.empty(tensor.shape).uniform_(low, high, generator=generator))
 
     for parameter in tried.parameters():
         if sum(length > 1 for length in parameter.shape) > 1:

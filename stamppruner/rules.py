@@ -8,6 +8,7 @@ one to one, which satisfies the rule in any case.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from torch import nn
@@ -20,9 +21,6 @@ from stamppruner.reach import Reach
 
 Blocks = list[IntArray]
 """Elements in equal blocks: the same number must be kept in each."""
-
-Ties = list[tuple[IntArray, IntArray]]
-"""Elements to unite, one to one."""
 
 
 def grouped(
@@ -125,31 +123,39 @@ def interleaved(
                 yield np.repeat(table[:1], len(table) - 1, 0).ravel(), table[1:].ravel()
 
 
+class Applied(NamedTuple):
+    """What :func:`apply` makes of rules.
+
+    Attributes:
+        merged: per footprint, a (merged footprint, blocks of component labels).
+        ties: in place of the rules that do not fit, each with the number of its rule.
+        unequal: numbers of the rules in which a block holds a fixed channel.
+    """
+
+    merged: dict[int, tuple[int, Blocks]]
+    ties: list[tuple[int, tuple[IntArray, IntArray]]]
+    unequal: list[int]
+
+
 def apply(
     rules: Sequence[Blocks], label: IntArray, fixed: BoolArray, key: IntArray, roots: IntArray
-) -> tuple[dict[int, tuple[int, Blocks]], Ties, list[IntArray]]:
+) -> Applied:
     """Turn rules into blocks of groups where that is possible.
 
     Args:
         rules: the rules.
         label: component of each element, ``fixed`` whether it stays, ``key`` its footprint.
         roots: labels of the components that can be removed.
-
-    Returns:
-        per footprint, a (merged footprint, blocks of component labels); ties in place of the
-        rules that do not fit; elements to freeze because a block holds a fixed channel.
     """
-    merged: dict[int, tuple[int, Blocks]] = {}
-    ties: Ties = []
-    freeze: list[IntArray] = []
+    found = Applied({}, [], [])
     footprint, size = np.unique(key[roots], return_counts=True)
     members = dict(zip(footprint.tolist(), size.tolist(), strict=True))
-    for rule in rules:
+    for number, rule in enumerate(rules):
         held = [int(fixed[block].sum()) for block in rule]
         if all(h == len(b) for h, b in zip(held, rule, strict=True)):
             continue
         if any(held):
-            freeze.append(np.concatenate(rule))
+            found.unequal.append(number)
             continue
         blocks = [label[block] for block in rule]
         if all((block == blocks[0]).all() for block in blocks):
@@ -158,12 +164,13 @@ def apply(
         keys = np.unique(key[together]).tolist()
         whole = sum(members.get(k, 0) for k in keys)
         distinct = len(np.unique(together)) == len(together) == whole
-        known = [merged[k][1] for k in keys if k in merged]
+        known = [found.merged[k][1] for k in keys if k in found.merged]
         if distinct and all(_same(blocks, other) for other in known):
-            merged |= {k: (keys[0], blocks) for k in keys if not known}
+            found.merged.update({k: (keys[0], blocks) for k in keys if not known})
         else:
-            ties.append((np.tile(rule[0], len(rule) - 1), np.concatenate(rule[1:])))
-    return merged, ties, freeze
+            tie = np.tile(rule[0], len(rule) - 1), np.concatenate(rule[1:])
+            found.ties.append((number, tie))
+    return found
 
 
 def _same(a: Blocks, b: Blocks) -> bool:

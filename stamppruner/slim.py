@@ -24,6 +24,7 @@ from stamppruner.io import (
     write_safetensors,
 )
 from stamppruner.layers import WIDTH_ATTRIBUTES
+from stamppruner.rewire import is_place, restore_
 
 FORMAT = "stamppruner.slim"
 VERSION = 1
@@ -86,9 +87,10 @@ def load_slim(
     tensors, metadata = read_safetensors(path)
     record = parse_record(metadata, FORMAT, VERSION, path, noun="slim model")
     slim = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-    _check_names(slim, tensors, path)
+    _check_names(slim, {n: t for n, t in tensors.items() if not is_place(n)}, path)
     _apply_widths(slim, record.get("widths"), path)
     _check_kernels(slim, tensors, path)
+    restore_(slim, tensors, path)
     for name, tensor in tensors.items():
         _assign(slim, name, tensor)
     return slim.to(device).eval()

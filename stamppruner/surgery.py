@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from stamppruner import layers
 from stamppruner.channels import BoolArray, ChannelPlan
 from stamppruner.errors import PlanError
+from stamppruner.rewire import GATHER, SCATTER, rewire_
 
 
 def cut(model: nn.Module, plan: ChannelPlan) -> nn.Module:
@@ -38,9 +39,15 @@ def cut(model: nn.Module, plan: ChannelPlan) -> nn.Module:
     # weights that are replaced below need no copy before
     slim = copy.deepcopy(model, {id(weight): weight for weight in weights if weight is not None})
     modules = dict(slim.named_modules())
+    around = plan.keep | plan.graph.stays_wide
     with torch.no_grad():
         for layer, inputs, outputs in plan.cut_layers():
-            _cut_layer(modules[layer.name], inputs, outputs)
+            module = modules[layer.name]
+            _cut_layer(module, inputs, outputs)
+            if layer.kind == "mixing":
+                rewire_(
+                    module, inputs, outputs, layer.kept_inputs(around), layer.kept_outputs(around)
+                )
         for tensor in plan.graph.tensors:
             owner, _, name = tensor.name.rpartition(".")
             kept = tensor.kept(plan.keep)
@@ -108,7 +115,7 @@ def _cut_layer(module: nn.Module, inputs: BoolArray, outputs: BoolArray) -> None
 def _cut_extras(module: nn.Module, inputs: BoolArray, outputs: BoolArray) -> None:
     """Slice what a layer holds a channel next to its weight and bias (a gain, say)."""
     for name, tensor, axis in list(layers.channel_tensors(module)):
-        if name not in ("weight", "bias"):
+        if name not in ("weight", "bias", GATHER, SCATTER):
             for kept in (outputs, inputs):
                 if len(kept) == tensor.numel():
                     _cut_tensor(module, name, axis, kept)

@@ -30,6 +30,7 @@ def trace_channels(
     *,
     protect: Sequence[str] = (),
     protect_inputs: Sequence[str] = (),
+    rewire: bool = True,
     certify: bool = True,
 ) -> ChannelGraph:
     """Find the channels of a model that can be removed, and prove it.
@@ -43,6 +44,9 @@ def trace_channels(
             arguments. Values do not matter, shapes do.
         protect: qualified names or shell patterns of layers whose outputs stay whole.
         protect_inputs: the same for layers whose inputs stay whole.
+        rewire: where the code fixes the width of a tensor (splits at sizes in the code, views),
+            cut the layers around it all the same and let them scatter and gather, see
+            :mod:`~stamppruner.rewire`; ``graph.rewired`` names them. Else they are protected.
         certify: cut half of every group and compare with the masked model.
 
     Returns:
@@ -73,7 +77,7 @@ def trace_channels(
         spatial = {name: calls.applied.get(name, 0) for name in calls.outputs}
         _check_patterns((*protect, *protect_inputs), modules)
         uncut = surgery.unsupported((name, modules[name]) for name in reach.readers)
-        traced = Traced(modules, seen, reach, free, spatial, inputs)
+        traced = Traced(modules, seen, reach, free, spatial, inputs, rewire=rewire)
         by_user = "protected by the user"
         traced.protect |= uncut | dict.fromkeys(matching(reach.readers, protect), by_user)
         traced.protect_inputs |= uncut
@@ -111,12 +115,25 @@ def _probed(
             break
         try:
             small_calls = record_calls(model, small)
-            same = small_calls.outputs.keys() == calls.outputs.keys()
-            if same and small_calls.norms == calls.norms:
+            if _alike(small_calls, calls):
                 return _reach(model, small, small_calls), small
         except UnsupportedModelError:
             continue
     return _reach(model, inputs, calls), inputs
+
+
+def _alike(small: Calls, full: Calls) -> bool:
+    """Whether the same layers are called, and no axis shrinks to a single place or token.
+
+    Attention over a single token does not read its queries and keys, for example.
+    """
+    if small.outputs.keys() != full.outputs.keys() or small.norms != full.norms:
+        return False
+    return all(
+        len(a) == len(b) and not any(x == 1 < y for x, y in zip(a[1:], b[1:], strict=True))
+        for name, shapes in full.outputs.items()
+        for a, b in zip(small.outputs[name], shapes, strict=False)
+    )
 
 
 def _reach(model: nn.Module, inputs: Inputs, calls: Calls) -> tuple[Reach, list[FreeAxis], Calls]:

@@ -24,11 +24,11 @@ from stamppruner.errors import PlanError, UnsupportedModelError
 SHAPES = ((3, 8, 8), (3, 12, 16))
 
 
-def checked(make, shapes=SHAPES, keeps=(0.5, 0.3, 0.01), example=None):
+def checked(make, shapes=SHAPES, keeps=(0.5, 0.3, 0.01), example=None, rewire=True):
     """Trace, cut and compare in both precisions; the graph and the last slim net."""
     for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
         model = seeded(make).to(dtype)
-        graph = trace_channels(model, noise(1, *(example or shapes[0])))
+        graph = trace_channels(model, noise(1, *(example or shapes[0])), rewire=rewire)
         for seed, keep in enumerate(keeps):
             plan = ChannelPlan.random(graph, keep, seed)
             dense, slim = mask(model, plan), shrink(model, plan)
@@ -412,6 +412,8 @@ def test_31_a_buffer_filled_by_slices():
     assert sizes(graph) == {"a.0": 6, "b.0": 4, "last.0": 8}
     assert graph.layers["last.0"].inputs[6] == graph.groups[1].start
     graph, _ = checked(lambda: net(fixed))
+    assert graph.rewired.keys() == {"a.0", "b.0"}
+    graph, _ = checked(lambda: net(fixed), rewire=False)
     assert sizes(graph) == {"last.0": 8}
     assert graph.protected["a.0"]
 
@@ -500,9 +502,12 @@ def test_34_split_sizes_in_the_code():
         a, b = torch.split(net.first(x), [4, 12], 1)
         return net.head(torch.cat([net.a(a), net.b(b)], 1))
 
-    graph, _ = checked(
-        lambda: Net(wiring, first=conv_bn(3, 16), a=conv_bn(4, 8), b=conv_bn(12, 8), head=head(16))
-    )
+    def make():
+        return Net(wiring, first=conv_bn(3, 16), a=conv_bn(4, 8), b=conv_bn(12, 8), head=head(16))
+
+    graph, _ = checked(make)
+    assert "apart at fixed places" in graph.rewired["first.0"]
+    graph, _ = checked(make, rewire=False)
     assert sizes(graph) == {"a.0": 8, "b.0": 8}
     assert "apart at fixed places" in graph.protected["first.0"]
 
@@ -512,9 +517,12 @@ def test_34_equal_split_sizes_in_the_code():
         a, b = torch.split(net.first(x), [8, 8], 1)
         return net.head(torch.cat([net.a(a), net.b(b)], 1))
 
-    graph, _ = checked(
-        lambda: Net(wiring, first=conv_bn(3, 16), a=conv_bn(8, 8), b=conv_bn(8, 8), head=head(16))
-    )
+    def make():
+        return Net(wiring, first=conv_bn(3, 16), a=conv_bn(8, 8), b=conv_bn(8, 8), head=head(16))
+
+    graph, _ = checked(make)
+    assert graph.rewired.keys() == {"first.0"}
+    graph, _ = checked(make, rewire=False)
     assert sizes(graph) == {"a.0": 8, "b.0": 8}
     assert graph.protected["first.0"]
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 from nets import CASES, Net, conv_bn, head, noise, plain, residual, seeded
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from stamppruner import ChannelPlan, check_equivalence, shrink, trace_channels
+from stamppruner.channels import KEPT
 from stamppruner.errors import ConfigError, DataError, UnsupportedModelError
 
 
@@ -195,3 +197,26 @@ def test_a_pattern_that_protects_nothing_is_refused(pattern) -> None:
     for which in ("protect", "protect_inputs"):
         with pytest.raises(ConfigError, match="matches no module"):
             trace_channels(net, torch.zeros(1, 3, 8, 8), **{which: [pattern]})
+
+
+class Attention(nn.Module):
+    """Single-head attention over the positions of a map."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 8, stride=64)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, 5)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.stem(x).flatten(2).transpose(1, 2)).chunk(3, -1)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).mean(1))
+
+
+def test_sizes_at_which_a_map_shrinks_to_one_token_are_not_probed():
+    """With one token, attention does not read its queries and keys."""
+    model = seeded(lambda: Attention(8))
+    graph = trace_channels(model, torch.zeros(1, 3, 256, 256))
+    qkv = graph.layers["qkv"].outputs
+    assert (qkv[:16] == KEPT).all()
+    plan = ChannelPlan.random(graph, 0.5)
+    assert check_equivalence(model, plan)

@@ -1,0 +1,155 @@
+"""Layers inside code that fixes widths: cut all the same, exactly, and again, and from files."""
+
+import copy
+
+import pytest
+import torch
+from nets import Net, conv_bn, head, noise, seeded
+from torch import nn
+
+from stamppruner import ChannelPlan, mask, shrink, trace_channels
+from stamppruner.errors import CheckpointError
+from stamppruner.rewire import GATHER, SCATTER, restore_
+from stamppruner.slim import load_slim, save_slim
+
+SIZE = (3, 8, 8)
+
+
+def split_sizes(net, x):
+    a, b = torch.split(net.first(x).relu(), [4, 12], 1)
+    return net.head(torch.cat([net.a(a), net.b(b)], 1))
+
+
+def odd_shuffle(net, x):
+    x = net.first(x)  # 10 channels: halves of 5, shuffled and cut in halves again
+    a, b = x.chunk(2, 1)
+    x = torch.stack([a, net.a(b)], 2).flatten(1, 2)
+    a, b = x.chunk(2, 1)
+    x = torch.stack([a, net.b(b)], 2).flatten(1, 2)
+    return net.head(x)
+
+
+def viewed(net, x):
+    x = net.first(x).view(-1, 2, 8, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
+    return net.head(net.b(net.a(x)))
+
+
+def residual_view(net, x):
+    x = net.first(x)
+    return net.head(x + net.b(net.a(x)).view(-1, 16, *x.shape[2:]))
+
+
+def depthwise(net, x):
+    return net.head(net.b(net.a(net.first(x)).view(-1, 16, *x.shape[2:]).relu()))
+
+
+NETS = {
+    "split": lambda: Net(
+        split_sizes, first=conv_bn(3, 16), a=conv_bn(4, 8), b=conv_bn(12, 8), head=head(16)
+    ),
+    "shuffle": lambda: Net(
+        odd_shuffle, first=conv_bn(3, 10), a=conv_bn(5, 5), b=conv_bn(5, 5), head=head(10)
+    ),
+    "view": lambda: Net(
+        viewed, first=conv_bn(3, 16), a=conv_bn(16, 12), b=conv_bn(12, 16), head=head(16)
+    ),
+    "residual": lambda: Net(
+        residual_view, first=conv_bn(3, 16), a=conv_bn(16, 8), b=conv_bn(8, 16), head=head(16)
+    ),
+    "depthwise": lambda: Net(
+        depthwise,
+        first=conv_bn(3, 16),
+        a=nn.Conv2d(16, 16, 3, padding=1, groups=16),
+        b=conv_bn(16, 8),
+        head=head(8),
+    ),
+}
+
+
+@pytest.fixture(params=NETS)
+def net(request):
+    return seeded(NETS[request.param]).double()
+
+
+def same(a, b, x):
+    with torch.no_grad():
+        return torch.allclose(a(x), b(x), rtol=0, atol=1e-10 * float(a(x).abs().max()))
+
+
+@pytest.mark.parametrize("keep", [0.7, 0.5, 0.2])
+def test_hard_masked_dense_equals_slim(net, keep):
+    graph = trace_channels(net, noise(1, *SIZE))
+    assert graph.rewired
+    plan = ChannelPlan.random(graph, keep)
+    slim = shrink(net, plan)
+    for batch in (1, 3):
+        x = noise(batch, *SIZE, dtype=torch.float64)
+        assert same(mask(net, plan), slim, x)
+    assert not {*graph.rewired} & {*graph.protected}
+
+
+def test_rewired_convolutions_are_smaller(net):
+    graph = trace_channels(net, noise(1, *SIZE))
+    slim = shrink(net, ChannelPlan.random(graph, 0.5))
+    for name in graph.rewired:
+        assert slim.get_submodule(name).weight.shape[0] < net.get_submodule(name).weight.shape[0]
+
+
+def test_without_rewiring_they_are_protected(net):
+    graph = trace_channels(net, noise(1, *SIZE), rewire=False)
+    assert not graph.rewired
+    assert trace_channels(net, noise(1, *SIZE)).rewired.keys() <= graph.protected.keys()
+
+
+def test_what_need_not_be_rewired_is_not(net):
+    plain = seeded(lambda: Net(lambda n, x: n.head(n.a(x)), a=conv_bn(3, 8), head=head(8)))
+    slim = shrink(plain, ChannelPlan.random(trace_channels(plain, noise(1, *SIZE)), 0.5))
+    assert not any(name.endswith((GATHER, SCATTER)) for name in slim.state_dict())
+    graph = trace_channels(net, noise(1, *SIZE))
+    whole = shrink(net, ChannelPlan.full(graph))
+    assert whole.state_dict().keys() == net.state_dict().keys()
+
+
+def test_copies_and_gradients(net):
+    graph = trace_channels(net, noise(1, *SIZE))
+    slim = shrink(net, ChannelPlan.random(graph, 0.5)).train()
+    x = noise(2, *SIZE, dtype=torch.float64)
+    assert same(slim.eval(), copy.deepcopy(slim), x)
+    slim.train()(x).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in slim.parameters())
+
+
+def test_a_slim_net_is_pruned_again(net):
+    once = shrink(net, ChannelPlan.random(trace_channels(net, noise(1, *SIZE)), 0.8))
+    graph = trace_channels(once, noise(1, *SIZE))
+    assert graph.rewired
+    plan = ChannelPlan.random(graph, 0.6)
+    twice = shrink(once, plan)
+    assert same(mask(once, plan), twice, noise(3, *SIZE, dtype=torch.float64))
+    assert sum(p.numel() for p in twice.parameters()) < sum(p.numel() for p in once.parameters())
+
+
+def test_files(net, tmp_path):
+    slim = shrink(net, ChannelPlan.random(trace_channels(net, noise(1, *SIZE)), 0.5))
+    save_slim(tmp_path / "slim.safetensors", slim, {})
+    x = noise(2, *SIZE, dtype=torch.float64)
+    loaded = load_slim(tmp_path / "slim.safetensors", net)
+    assert torch.equal(loaded(x), slim.eval()(x))
+    assert loaded.state_dict().keys() == slim.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        (f"b.0.{GATHER}", torch.tensor([0, 1])),  # too few
+        (f"b.0.{GATHER}", torch.arange(12.0)),
+        (f"b.0.{SCATTER}", torch.tensor([0, 99])),
+        (f"b.0.{SCATTER}", torch.tensor([-1, 0])),
+        (f"b.0.{SCATTER}", torch.tensor([], dtype=torch.int64)),
+        (f"b.1.{GATHER}", torch.arange(8)),  # a batch norm
+        (f"nobody.{SCATTER}", torch.arange(8)),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(name, places):
+    with pytest.raises(CheckpointError, match=name.rpartition(".")[0]):
+        restore_(NETS["split"](), {name: places}, "slim.safetensors")
