@@ -30,6 +30,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,8 @@ def main() -> None:
         print(key, json.dumps(found[key]), flush=True)
         record = {
             "versions": {"torch": torch.__version__, "torchvision": torchvision.__version__,
-                         "timm": timm.__version__, "python": platform.python_version()},
+                         "timm": timm.__version__, "torch_pruning": version("torch-pruning"),
+                         "python": platform.python_version()},
             "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
             "setting": SETTING,
             "left_out": LEFT_OUT,

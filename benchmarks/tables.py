@@ -1,4 +1,4 @@
-"""Fill the tables of README.md from the JSON that benchmarks wrote.
+"""Fill the tables of README.md, and write docs/coverage.md, from the JSON that benchmarks wrote.
 
 python benchmarks/tables.py
 """
@@ -6,13 +6,36 @@ python benchmarks/tables.py
 import json
 import re
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from digits import table
+from networks import FAMILIES, NETWORKS
 
 from stamppruner.io import atomic_write
+from stamppruner.report.format import markdown_table
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+COVERAGE = """\
+# Which networks can be cut
+
+Stock networks with random weights, {gone}% of every group of channels cut at random, on one core.
+Each is traced, cut, compared with the masked full network in double precision at every layer,
+trained for a step, saved, and loaded with the same bits; *ok* means all of it. `protected` is the
+share of output channels of inner layers that are left whole; seconds are those of tracing with its
+proof and of the cut; memory is what that and the certificate of this cut took beside the model.
+torch-pruning {tp} with its defaults and the same output layers left whole ran on the same
+network; what it cut is not compared with the full network, *ok* there means that it ran within
+{tp_seconds} s and that the result runs and keeps the shape of its outputs.
+
+A detector is cut as a whole, through a view of it that runs all its layers on fixed boxes
+(`DetectorView` in `benchmarks/networks.py`); MACs count the view, with two boxes an image.
+{left_out}
+This page is made by `python benchmarks/tables.py` from `benchmarks/results/coverage.json`, which
+`python benchmarks/coverage.py` wrote with {versions}.
+
+"""
 
 
 def fill(text: str) -> str:
@@ -25,6 +48,114 @@ def fill(text: str) -> str:
     return MARK.sub(made, text)
 
 
+def coverage_page(record: dict[str, Any]) -> str:
+    """docs/coverage.md, from the record of benchmarks/coverage.py."""
+    networks, setting = record["networks"], record["setting"]
+    members = _by_family(networks)
+    left = [f"{key} ({count / 1e6:.0f}M)" for key, count in record["left_out"].items()]
+    most = f"{setting['most_parameters'] / 1e6:.0f}M"
+    page = COVERAGE.format(
+        gone=round(100 * (1 - setting["keep"])),
+        tp=record["versions"]["torch_pruning"],
+        tp_seconds=setting["limit_seconds"]["torch_pruning"],
+        left_out=f"Left out, for more than {most} parameters: {', '.join(left)}.\n" if left else "",
+        versions=", ".join(f"{name} {v}" for name, v in record["versions"].items()),
+    )
+    page += _summary({"all": networks, **members}) + "\n"
+    for family, found in members.items():
+        page += f"\n## {FAMILIES[family]}\n\n{_networks(found)}\n"
+    return page
+
+
+def _by_family(networks: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for family in FAMILIES:
+        keys = [k for k, n in NETWORKS.items() if n.family == family and k in networks]
+        if keys:
+            found[family] = {key: networks[key] for key in keys}
+    return found
+
+
+def _summary(members: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for family, found in members.items():
+        runs = list(found.values())
+        seconds = [_seconds(run) for run in runs if "shrink_seconds" in run]
+        theirs = [run["torch_pruning"]["ok"] for run in runs]
+        rows.append(
+            [
+                FAMILIES.get(family, family),
+                str(len(runs)),
+                str(sum(run.get("certified", False) for run in runs)),
+                str(sum(run["ok"] for run in runs)),
+                _share(sum(_gone(run) >= 0.6 for run in runs) / len(runs)),
+                _share(sum(_gone(run) >= 0.4 for run in runs) / len(runs)),
+                f"{median(seconds):.1f}" if seconds else "-",
+                str(sum(theirs)),
+            ]
+        )
+    headers = ["family", "networks", "certified", "ok", "60% of MACs gone, %", "40% gone, %",
+               "trace + cut, median s", "torch-pruning ok"]  # fmt: skip
+    return markdown_table(headers, rows)
+
+
+def _networks(found: dict[str, Any]) -> str:
+    rows = []
+    for key, run in found.items():
+        rows.append(
+            [
+                key.partition("/")[2],
+                "yes" if run["ok"] else "no",
+                _share(run.get("macs_left")),
+                _share(run.get("protected_share")),
+                _reason(run),
+                f"{_seconds(run):.1f}" if "shrink_seconds" in run else "-",
+                str(run.get("peak_mib", "-")),
+                _theirs(run["torch_pruning"]),
+            ]
+        )
+    headers = ["network", "ok", "MACs left, %", "protected, %", "main reason", "s", "MiB",
+               "torch-pruning: MACs left, %"]  # fmt: skip
+    return markdown_table(headers, rows)
+
+
+def _gone(run: dict[str, Any]) -> float:
+    """The share of MACs that is proved to be removable."""
+    return 1 - run.get("macs_left", 1) if run.get("certified") else 0.0
+
+
+def _seconds(run: dict[str, Any]) -> float:
+    return run["trace_seconds"] + run["shrink_seconds"]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}"
+
+
+def _reason(run: dict[str, Any]) -> str:
+    """What keeps the most layers whole, or what went wrong."""
+    if "error" in run:
+        return _cell(run["error"])
+    if not run.get("certified", True):
+        return _cell(run["verdict"])
+    failed = [step for step in ("trained", "reloaded") if not run.get(step)]
+    if failed:
+        return f"not {' and not '.join(failed)}"
+    return _cell(next(iter(run["reasons"]), ""))
+
+
+def _theirs(run: dict[str, Any]) -> str:
+    return _share(run.get("macs_left")) if run["ok"] else f"fails: {_cell(run['error'])}"
+
+
+def _cell(text: str) -> str:
+    """Text that fits a cell of a table."""
+    text = " ".join(text.replace("|", "/").replace("<", "(").replace(">", ")").split())
+    return text if len(text) <= 70 else f"{text[:67]}..."
+
+
 if __name__ == "__main__":
     readme = ROOT / "README.md"
     atomic_write(readme, fill(readme.read_text()).encode())
+    record = json.loads((ROOT / "benchmarks/results/coverage.json").read_text())
+    atomic_write(ROOT / "docs/coverage.md", coverage_page(record).encode())
