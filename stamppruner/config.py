@@ -38,11 +38,14 @@ class STAMPConfig:
         prune_epochs: K, epochs of gate learning on the target before the cut (line 8).
         threshold: without a budget, channels with E[m] of at least this are kept.
         floor: share of every group that is always kept.
-        round_to: kept widths are multiples of this where a group is wide enough.
+        round_to: kept widths are multiples of this, which kernels like, in groups of at least
+            eight times as many channels; narrower groups take half of it, a quarter, and so on,
+            and so do all groups under budgets that it would put out of reach. 1 rounds nothing.
         set_size: most target images that the set encoder sees.
         fit_head: replace the head by a ridge-regression head on the target's features.
         recalibrate: re-estimate batch-norm statistics on the target after the cut.
         reconstruct: re-solve the slim network's weights by least squares on the target.
+        measure_latency: time forward passes of both networks for the report.
         amp: bfloat16 autocast in the network's forward passes while learning.
         seed: of everything random.
 
@@ -70,11 +73,12 @@ class STAMPConfig:
     prune_epochs: float = 0.0
     threshold: float = 0.5
     floor: float = 0.05
-    round_to: int = 1
+    round_to: int = 8
     set_size: int = 640
     fit_head: bool = True
     recalibrate: bool = True
     reconstruct: bool = True
+    measure_latency: bool = True
     amp: bool = False
     seed: int = 0
 
@@ -125,6 +129,7 @@ class STAMPConfig:
             "prune_epochs": 1.0,
             "threshold": 1e-3,
             "floor": 0.0,
+            "round_to": 1,
             "fit_head": False,
             "reconstruct": False,
         }

@@ -37,5 +37,9 @@ class ConfigError(StampError):
     """A setting outside its range."""
 
 
+class RankError(StampError):
+    """Ranks of a distributed job disagree, or another one of them failed."""
+
+
 class MissingExtraError(StampError):
     """An optional dependency is needed and not installed."""

@@ -38,6 +38,9 @@ def finetune(
 ) -> History:
     """Train in place with SGD (Nesterov), linear warm-up and a cosine to zero.
 
+    The optimizer is a new one on the model's own parameters. In a training loop of your own, build
+    it after pruning: an optimizer of the dense model trains parameters that no longer matter.
+
     Args:
         model: images ``(B, C, H, W)`` to logits ``(B, classes)``; left in its train or eval mode.
         loader: yields (images, labels), once an epoch; a data set is read in batches of 64, in a

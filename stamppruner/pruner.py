@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stamppruner import pruner_file
+from stamppruner import pruner_file, ranks
 from stamppruner.adapt import adapt_
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph
@@ -34,7 +34,7 @@ from stamppruner.io import PathLike, check_writable
 from stamppruner.meta import Callback, MetaLearner
 from stamppruner.posteriors import BetaBernoulli, Posterior
 from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
-from stamppruner.target import check_fits, first_images, sample_target
+from stamppruner.target import check_fits, first_images
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
 from stamppruner.trace import trace_channels
 from stamppruner.warmstart import blend_target, warm_start_on_tasks
@@ -148,6 +148,7 @@ class STAMPPruner:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
+    @ranks.together()
     def prune(
         self,
         target_loader: Any,
@@ -156,6 +157,9 @@ class STAMPPruner:
         progress: bool = True,
     ) -> PruneResult:
         """Give a data set its own small network (Algorithm 1, lines 11 and 12).
+
+        Where ``torch.distributed`` is initialised, all ranks call this, each with its own part of
+        the target: the sample is pooled, scores are averaged, and all get the same network.
 
         Args:
             target_loader: yields (images, labels), labels ``0 .. classes - 1``; or a data set.
@@ -170,6 +174,7 @@ class STAMPPruner:
             DataError: the target cannot be used.
             BudgetError: the budget cannot be met.
             EquivalenceError: the cut could not be proved.
+            RankError: ranks of a distributed job disagree, or another one failed.
         """
         if budget is not None and not isinstance(budget, Budget):
             raise BudgetError(f"the budget is {budget!r}: pass Budget(macs=0.25), say")
@@ -178,7 +183,7 @@ class STAMPPruner:
             self._trace(first_images(target_loader)[:1])
         traced = self._gated()
         config, shape = self.config, _image_shape(traced.graph)
-        target = sample_target(target_loader, _SAMPLE, channels=shape[0], seed=config.seed)
+        target = ranks.sample_target(target_loader, _SAMPLE, channels=shape[0], seed=config.seed)
         notes: list[str] = []
         dense, graph = with_classes(traced.model, traced.graph, target.num_classes)
         net = GatedNet(dense, graph, copy.deepcopy(traced.posterior), copy.deepcopy(traced.encoder))
@@ -203,14 +208,14 @@ class STAMPPruner:
         weight = config.target_evidence
         if not self.meta_fitted:
             notes.append("not meta-fitted: channels are ranked by Taylor scores on the target")
-            warnings.warn(f"{notes[-1]}; call meta_fit first", NotMetaFittedWarning, stacklevel=2)
+            warnings.warn(f"{notes[-1]}; call meta_fit first", NotMetaFittedWarning, stacklevel=5)
             weight = 1.0
         if weight > 0:
             blend_target(net, target.batches(_FIT_BATCH, net.device), weight)
         if config.prune_epochs > 0:
             adapt_(net, chooser, target, budget, config, progress=progress)  # line 11
         with torch.no_grad():
-            scores = net.keep_probability(images).cpu().numpy()
+            scores = ranks.mean(net.keep_probability(images).cpu().numpy())
         plan = (
             chooser.choose(scores, budget)
             if budget is not None
@@ -230,6 +235,7 @@ class STAMPPruner:
             warnings=notes,
             timings=timings,
             settings={"config": config.to_dict(), "meta_fitted": self.meta_fitted},
+            measure_latency=config.measure_latency,
         )
 
     def keep_probability(self, images: Tensor) -> np.ndarray:

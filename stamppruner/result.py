@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import nn
 
+from stamppruner import ranks
 from stamppruner.batchnorm import recalibrate_
 from stamppruner.budget import Budget, Chooser
 from stamppruner.certificate import shrink
@@ -40,6 +42,9 @@ _RECONSTRUCT_PIXELS = 2**21
 class PruneResult:
     """A slim network and everything known about how it came to be.
 
+    Its parameters are new objects: build a new optimizer on ``result.model.parameters()``. One
+    that was built before pruning goes on training the dense model and never sees the slim one.
+
     Attributes:
         model: a plain module of the model's own class; no hooks, nothing of this package in it.
         plan: which channels were kept.
@@ -55,7 +60,8 @@ class PruneResult:
     def finetune(self, loader: Any, epochs: int, **settings: Any) -> History:
         """Train the slim model; see :func:`stamppruner.finetune` for the settings.
 
-        An optimizer that was built on the dense model does not know the slim parameters.
+        It builds a new optimizer, as a training loop of your own must: one that was built on the
+        dense model does not know the slim parameters.
         """
         start = perf_counter()
         self.history = finetune(self.model, loader, epochs=epochs, **settings)
@@ -122,8 +128,11 @@ def finish(
     warnings: list[str],
     timings: dict[str, float],
     settings: Mapping[str, Any],
+    measure_latency: bool = True,
 ) -> PruneResult:
     """Cut with proof, fit weights and batch norms to the target in closed form, and report.
+
+    On several ranks the plan is that of all of them, and the slim network that of the first.
 
     Args:
         dense: full network with a head of the target's classes; not changed.
@@ -138,10 +147,13 @@ def finish(
         warnings: for the report.
         timings: seconds of the steps before; this one's are added.
         settings: for the report.
+        measure_latency: time both networks for the report.
 
     Raises:
         EquivalenceError: the slim network differs from the masked one.
+        RankError: other ranks have another plan.
     """
+    ranks.check_plan(plan)
     start = perf_counter()
     slim = shrink(dense, plan, target.images[:1])  # proved at the target's own size
     timings["cut_and_prove"] = perf_counter() - start
@@ -149,14 +161,17 @@ def finish(
     device = first_floating(slim).device
     batches = target.image_batches(_BATCH, device)
     if reconstruct:
-        pixels = target.images[0, 0].numel()
-        count = max(2, min(_RECONSTRUCT, _RECONSTRUCT_PIXELS // pixels))
-        reconstruct_(slim, dense, plan, target.images[:count].to(device))
+        reconstruct_(slim, dense, plan, target.images[: _few(target)].to(device))
     elif recalibrate:
         recalibrate_(slim, batches)
     if fit_head and (head := find_head(slim, plan.graph)) is not None:
         fit_head_(slim, head, target)
+    ranks.copy_from_first_(slim)
     timings["fit_weights"] = perf_counter() - start
+    accuracies = {
+        "target_accuracy_before": _accuracy(dense, target),
+        "target_accuracy_after": _accuracy(slim, target),
+    }
     report = make_report(
         dense,
         slim,
@@ -165,11 +180,27 @@ def finish(
         title=title,
         budget=budget,
         warnings=warnings,
-        metrics={},
+        metrics={name: value for name, value in accuracies.items() if value is not None},
         timings=timings,
-        settings=settings,
+        settings={**settings, **({"ranks": ranks.count()} if ranks.count() > 1 else {})},
+        measure_latency=measure_latency,
     )
     return PruneResult(slim, plan, report)
+
+
+def _few(target: Target) -> int:
+    """Images that fit into the memory of one batch."""
+    return max(2, min(_RECONSTRUCT, _RECONSTRUCT_PIXELS // target.images[0, 0].numel()))
+
+
+def _accuracy(model: nn.Module, target: Target) -> float | None:
+    """Share of some target images that the model tells right; None if it gives no logits."""
+    images, labels = (x[: _few(target)] for x in (target.images, target.labels))
+    with running_statistics(model), torch.no_grad():
+        logits = model(images.to(first_floating(model).device))
+    if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
+        return None
+    return float((logits.argmax(1).cpu() == labels.cpu()).float().mean())
 
 
 def fit_head_(model: nn.Module, head: str, target: Target) -> None:

@@ -10,29 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.benchmark import Timer
 
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelPlan
-from stamppruner.evidence import running_statistics
-from stamppruner.inputs import Inputs
+from stamppruner.latency import batch_size, did_not_fall, latencies_ms
+from stamppruner.layers import first_floating
 from stamppruner.report import GroupRow, LayerRow, Report
-
-LATENCY_BATCH = 32
-"""Samples a forward pass in measured latencies."""
 
 
 def state_bytes(model: nn.Module) -> int:
     """Bytes of all parameters and buffers, which a weights file holds beside its header."""
     return sum(t.numel() * t.element_size() for t in model.state_dict().values())
-
-
-def latency_ms(model: nn.Module, inputs: Inputs, *, batch_size: int = LATENCY_BATCH) -> float:
-    """Median milliseconds of a forward pass in evaluation mode, measured here and now."""
-    batch = inputs.random(batch_size, seed=0)
-    with running_statistics(model), torch.no_grad():
-        timer = Timer("call(model)", globals={"call": batch.call, "model": model})
-        return float(timer.blocked_autorange(min_run_time=0.1).median * 1e3)
 
 
 def make_report(
@@ -47,16 +35,29 @@ def make_report(
     metrics: Mapping[str, float],
     timings: Mapping[str, float],
     settings: Mapping[str, Any],
+    measure_latency: bool = True,
 ) -> Report:
-    """The report of one cut: costs before and after, layers, kept channels, budget, settings."""
+    """The report of one cut: costs before and after, layers, kept channels, budget, settings.
+
+    Latencies, where they are measured, are medians of a few forward passes on the model's device;
+    a network with fewer multiply-adds that is not faster gets a warning.
+    """
     graph = plan.graph
     widths = chooser.widths(plan)
     before = {name: cost.full for name, cost in chooser.costs.items()}
     after = {name: float(cost(widths)) for name, cost in chooser.costs.items()}
     before["size_bytes"], after["size_bytes"] = state_bytes(dense), state_bytes(slim)
-    if graph.example is not None:
-        before["latency_ms"] = latency_ms(dense, graph.example)
-        after["latency_ms"] = latency_ms(slim, graph.example)
+    facts: dict[str, Any] = {"versions": versions()}
+    notes = list(warnings)
+    if measure_latency and graph.example is not None:
+        samples, device = batch_size(before["macs"]), str(first_floating(dense).device)
+        pair = latencies_ms([dense, slim], graph.example, samples=samples)
+        before["latency_ms"], after["latency_ms"] = pair
+        facts |= {"latency_batch_size": samples, "latency_device": device}
+        left = after["macs"] / before["macs"] if before["macs"] else 1.0
+        where = f"{samples} samples on {device}"
+        if note := did_not_fall(*pair, left=left, where=where):
+            notes.append(note)
     asked = budget.bounds() if budget is not None else {}
     reached = {n: after[n] / before[n] if asked[n] <= 1 else after[n] for n in asked}
     return Report(
@@ -72,10 +73,10 @@ def make_report(
             for g in graph.groups
         ),
         protected=dict(graph.protected),
-        warnings=tuple(warnings),
+        warnings=tuple(notes),
         metrics=dict(metrics),
         timings=dict(timings),
-        settings={"versions": versions(), "latency_batch_size": LATENCY_BATCH, **settings},
+        settings={**facts, **settings},
     )
 
 

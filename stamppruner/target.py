@@ -134,6 +134,15 @@ def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed:
     Raises:
         DataError: no images, unusable batches, images of several sizes, or a single class.
     """
+    target, labels = read_target(loader, limit, channels=channels, seed=seed)
+    check_labels(labels)
+    return target
+
+
+def read_target(
+    loader: Any, limit: int, *, channels: int | None = None, seed: int = 0
+) -> tuple[Target, set[int]]:
+    """The sample of :func:`sample_target`, and all labels that were seen, which are not checked."""
     rng = np.random.default_rng(seed)
     images: list[Tensor] = []
     labels: list[int] = []
@@ -155,18 +164,22 @@ def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed:
                 images[slot], labels[slot] = image, label
     if not images:
         raise DataError("the target loader is empty: give it at least one batch")
-    if len(seen) < 2:
-        raise DataError(
-            f"the target has the single class {seen.pop()}: a classifier needs at least two"
-        )
-    if max(seen) >= max(1000, 100 * len(seen)):
-        raise DataError(
-            f"the target's {len(seen)} classes have labels up to {max(seen)}: they look like ids; "
-            "relabel them 0, 1, 2, ..."
-        )
     order = rng.permutation(len(images))
     stacked = torch.stack([images[i] for i in order])
-    return Target(stacked, torch.tensor(labels)[order], max(seen) + 1, count)
+    return Target(stacked, torch.tensor(labels)[order], max(seen) + 1, count), seen
+
+
+def check_labels(labels: set[int]) -> None:
+    """Raise DataError unless the labels can be those of a classifier."""
+    if len(labels) < 2:
+        raise DataError(
+            f"the target has the single class {min(labels)}: a classifier needs at least two"
+        )
+    if max(labels) >= max(1000, 100 * len(labels)):
+        raise DataError(
+            f"the target's {len(labels)} classes have labels up to {max(labels)}: they look like "
+            "ids; relabel them 0, 1, 2, ..."
+        )
 
 
 def check_fits(model: nn.Module, images: Tensor, classes: int) -> None:

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
+from stamppruner import ranks
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.heads import find_head, with_classes
 from stamppruner.layers import first_floating
 from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
-from stamppruner.target import check_fits, first_images, sample_target
+from stamppruner.target import check_fits, first_images
 from stamppruner.trace import trace_channels
 
 
@@ -23,10 +24,12 @@ class Baseline(ABC):
 
     Args:
         floor: share of every group that is always kept.
-        round_to: kept widths are multiples of this where a group is wide enough.
+        round_to: kept widths are multiples of this where a group is wide enough, as in
+            :class:`~stamppruner.STAMPConfig`.
         sample: most target images that scores, batch norms and the head are fitted on.
         reconstruct: re-solve weights by least squares after the cut, as STAMP does; off, as in
             the methods' own papers.
+        measure_latency: time forward passes of both networks for the report.
         seed: of everything random.
     """
 
@@ -36,13 +39,14 @@ class Baseline(ABC):
         self,
         *,
         floor: float = 0.05,
-        round_to: int = 1,
+        round_to: int = 8,
         sample: int = 2000,
         reconstruct: bool = False,
+        measure_latency: bool = True,
         seed: int = 0,
     ) -> None:
         self.floor, self.round_to, self.sample, self.seed = floor, round_to, sample, seed
-        self.reconstruct = reconstruct
+        self.reconstruct, self.measure_latency = reconstruct, measure_latency
 
     @abstractmethod
     def scores(self, model: nn.Module, graph: ChannelGraph, target: Any) -> FloatArray:
@@ -54,6 +58,7 @@ class Baseline(ABC):
             target: :class:`~stamppruner.target.Target`.
         """
 
+    @ranks.together()
     def prune(
         self,
         model: nn.Module,
@@ -63,6 +68,8 @@ class Baseline(ABC):
         graph: ChannelGraph | None = None,
     ) -> PruneResult:
         """Cut the model for the loader's data under a budget; the model is not changed.
+
+        In a distributed job all ranks call it, as for :meth:`stamppruner.STAMPPruner.prune`.
 
         Args:
             model: a trained network.
@@ -74,12 +81,13 @@ class Baseline(ABC):
             DataError: the target cannot be used.
             BudgetError: the budget cannot be met.
             UnsupportedModelError: the model cannot be traced, or nothing of it can be removed.
+            RankError: ranks of a distributed job disagree, or another one failed.
         """
         if graph is None:
             graph = trace_channels(model, first_images(loader)[:1])
         if budget is not None:
             check_prunable(graph)
-        target = sample_target(loader, self.sample, seed=self.seed)
+        target = ranks.sample_target(loader, self.sample, seed=self.seed)
         dense, graph = with_classes(model, graph, target.num_classes)
         head = find_head(dense, graph)
         image = target.images[:1].to(first_floating(dense).device)
@@ -91,7 +99,7 @@ class Baseline(ABC):
         if budget is None:
             plan = ChannelPlan.full(graph)
         else:
-            plan = chooser.choose(self.scores(dense, graph, target), budget)
+            plan = chooser.choose(ranks.mean(self.scores(dense, graph, target)), budget)
         return finish(
             dense,
             plan,
@@ -110,6 +118,7 @@ class Baseline(ABC):
                 "round_to": self.round_to,
                 "reconstruct": self.reconstruct,
             },
+            measure_latency=self.measure_latency,
         )
 
 

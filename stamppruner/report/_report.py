@@ -181,6 +181,9 @@ class Report:
             more = ", ..." if len(self.protected) > _NAMED_REASONS else ""
             listed = ", ".join(f"{name} ({reason})" for name, reason in named)
             facts.append(("protected", f"{len(self.protected)} left whole: {listed}{more}"))
+        if "latency_batch_size" in self.settings:
+            passes = f"median of forward passes of {self.settings['latency_batch_size']} samples"
+            facts.append(("latency", f"{passes} on {self.settings.get('latency_device', '?')}"))
         facts += [(fmt.label(name), fmt.number(v)) for name, v in self.metrics.items()]
         if self.timings:
             steps = (f"{fmt.label(name)} {fmt.seconds(v)}" for name, v in self.timings.items())

@@ -16,6 +16,7 @@ from stamppruner.baselines import Baseline, Full, Magnitude, Random, Taylor
 from stamppruner.baselines._base import rank_within_groups
 from stamppruner.errors import BudgetError, DataError, UnsupportedModelError
 from stamppruner.heads import with_classes
+from stamppruner.models import VGG
 from stamppruner.result import fit_head_
 from stamppruner.target import sample_target
 
@@ -93,7 +94,8 @@ def test_a_graph_traced_before_gives_the_same_plan(kind: type[Baseline]) -> None
 
 
 def test_floors_and_multiples_hold(kind: type[Baseline]) -> None:
-    result = kind(floor=0.5, round_to=2).prune(vgg(), loader(), Budget(macs=0.45))
+    model = VGG(((16,), (24, 24)), 6)
+    result = kind(floor=0.5, round_to=2).prune(model, loader(), Budget(macs=0.45))
     for group in result.plan.graph.groups:
         kept = int(result.plan.keep[group.channels].sum())
         assert kept >= group.size / 2

@@ -1,0 +1,68 @@
+"""Latencies: of networks that take turns, in passes that stay short."""
+
+import time
+
+import pytest
+import torch
+from nets import noise, plain, seeded
+from torch import nn
+
+from stamppruner.inputs import Inputs
+from stamppruner.latency import BATCH, batch_size, did_not_fall, latencies_ms
+
+
+class Sleeps(nn.Module):
+    """Takes a while, and counts its passes and their samples."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.seconds, self.seen = seconds, []
+
+    def forward(self, x):
+        self.seen.append((len(x), self.training, torch.is_grad_enabled()))
+        time.sleep(self.seconds)
+        return x * self.weight
+
+
+def inputs(model):
+    return Inputs.of(noise(1, 3, 8, 8, dtype=torch.float32), model)
+
+
+def test_medians_in_the_order_of_the_models():
+    quick, slow = Sleeps(0.002), Sleeps(0.02)
+    a, b = latencies_ms([quick, slow], inputs(quick), samples=3)
+    assert 2 <= a < b
+    assert b >= 20
+    assert quick.seen == slow.seen
+    assert set(slow.seen) == {(3, False, False)}
+    assert quick.training
+    assert 4 <= len(slow.seen) < 15
+
+
+def test_slow_networks_get_few_passes_and_large_ones_few_samples():
+    slow = Sleeps(0.15)
+    start = time.perf_counter()
+    latencies_ms([slow], inputs(slow), samples=1)
+    assert len(slow.seen) == 4
+    assert time.perf_counter() - start < 1.5
+    assert [batch_size(m) for m in (0, 1e3, 1e9, 5e11)] == [BATCH, BATCH, 2, 1]
+
+
+def test_small_networks_are_done_in_a_moment():
+    model = seeded(plain)
+    start = time.perf_counter()
+    latencies_ms([model, model], inputs(model), samples=BATCH)
+    assert time.perf_counter() - start < 0.8
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "left", "warns"),
+    [(2, 1, 0.5, False), (2, 2, 0.5, True), (2, 3, 0.99, True), (2, 3, 1.0, False)],
+)
+def test_a_warning_where_it_did_not_fall(before, after, left, warns):
+    text = did_not_fall(before, after, left=left, where="1 sample on cpu")
+    assert (text is not None) == warns
+    if text:
+        assert f"({before} ms before, {after} ms after; 1 sample on cpu)" in text
+        assert f"fell to {left:.0%}" in text
