@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,7 +49,7 @@ def prove(model: nn.Module, traced: Traced, inputs: Inputs) -> ChannelGraph:
             else:
                 case.protect(graph, verdict)
             if traced.decisions == known:  # the verdict points at nothing that can still be saved
-                case.give_up(graph.groups, f"the cut could not be proved ({verdict})")
+                case.give_up(graph, graph.groups, f"the cut could not be proved ({verdict})")
             graph = build_graph(traced)
     return graph
 
@@ -89,13 +90,13 @@ class _Case:
             return
         suspects = self._suspects(graph, verdict, odd=False)
         if len(suspects) != 1 or not self._restricted(graph, suspects[0], odd=False):
-            self.give_up(suspects, reason)
+            self.give_up(graph, suspects, reason)
 
     def restrict(self, graph: ChannelGraph, verdict: Equivalence) -> None:
         """Find the multiple that a group needs, or protect it."""
         for group in self._suspects(graph, verdict, odd=True):
             if not self._restricted(graph, group, odd=True):
-                self.give_up([group], f"its width is fixed by the code ({verdict})")
+                self.give_up(graph, [group], f"its width is fixed by the code ({verdict})")
 
     def _restricted(self, graph: ChannelGraph, group: ChannelGroup, *, odd: bool) -> bool:
         """Note the multiple that a group needs, of those that the failed count is none of."""
@@ -115,13 +116,25 @@ class _Case:
             return [name]
         return [other for other in self.traced.reach.widths if type(modules[other]) is kind]
 
-    def give_up(self, groups: Sequence[ChannelGroup], reason: str) -> None:
-        """Rewire everything that writes the groups, or protect what already is."""
+    def give_up(self, graph: ChannelGraph, groups: Sequence[ChannelGroup], reason: str) -> None:
+        """Rewire the groups, and those in the same place of other blocks; or protect them.
+
+        Protected are those that are rewired already, and those that cannot be.
+        """
         for group in groups:
             rewire = self.traced.rewire and not group.rewired
             logger.info("%s is %s: %s", group.name, "rewired" if rewire else "protected", reason)
             for name in group.writers:
                 (self.traced.rewired if rewire else self.traced.protect).setdefault(name, reason)
+            if rewire:
+                text = f"like {group.name!r}: {reason}"
+                like = [other for other in graph.groups if _same_place(group.name, other.name)]
+                self.traced.rewired |= {
+                    name: text
+                    for other in like
+                    for name in other.writers
+                    if name not in self.traced.rewired
+                }
 
     def _suspects(
         self, graph: ChannelGraph, verdict: Equivalence, *, odd: bool
@@ -166,6 +179,16 @@ class _Case:
 
 def _groups_of(graph: ChannelGraph, channels: IntArray) -> list[ChannelGroup]:
     return [graph.groups[g] for g in np.unique(graph.group_of[channels[channels != KEPT]])]
+
+
+def _same_place(a: str, b: str) -> bool:
+    """Whether two names differ in numbers alone: ``layer1.0.conv2``, ``layer3.5.conv2``.
+
+    The members of a plain sequence, ``features.3`` and ``features.7``, have nothing in common.
+    """
+    pattern = re.sub(r"\d+", "#", a)
+    words = [part for part in pattern.split(".") if not part.startswith("#")]
+    return len(words) > 1 and pattern == re.sub(r"\d+", "#", b)
 
 
 def _count(group: ChannelGroup, odd: bool) -> int:
