@@ -50,6 +50,8 @@ class LayerMap:
         inputs: channel of each input position, ``(in,)``; ``KEPT`` where fixed.
         outputs: channel of each output position, ``(out,)``; ``KEPT`` where fixed.
         norm: how the statistics are taken, of the kind ``"norm"``.
+        whole: the layer uses its weight as a whole (weight standardisation), so its inputs are
+            not cut: zeros stand in for those that are gone.
     """
 
     name: str
@@ -57,9 +59,14 @@ class LayerMap:
     inputs: IntArray
     outputs: IntArray
     norm: Norm | None = None
+    whole: bool = False
 
     def kept_inputs(self, keep: BoolArray) -> BoolArray:
         """Input positions that survive, ``(in,)``, for a keep vector ``(num_channels,)``."""
+        return np.ones(len(self.inputs), dtype=bool) if self.whole else self.read_inputs(keep)
+
+    def read_inputs(self, keep: BoolArray) -> BoolArray:
+        """Input positions at which something is read, ``(in,)``."""
         return _lookup(keep, self.inputs)
 
     def kept_outputs(self, keep: BoolArray) -> BoolArray:
@@ -275,7 +282,7 @@ class ChannelPlan:
         """Layers that lose something, each with its kept inputs and kept outputs."""
         for layer in self.graph.layers.values():
             inputs, outputs = layer.kept_inputs(self.keep), layer.kept_outputs(self.keep)
-            if not (inputs.all() and outputs.all()):
+            if not (inputs.all() and outputs.all() and layer.read_inputs(self.keep).all()):
                 yield layer, inputs, outputs
 
     def __eq__(self, other: Any) -> bool:

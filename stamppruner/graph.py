@@ -52,6 +52,7 @@ class Traced:
         protect_inputs: layers whose inputs stay whole, with the reason.
         multiples: by group name, the kept count a block must be a multiple of this.
         rewired: layers whose outputs keep their places in the activations, with the reason.
+        whole: layers that use their weight as a whole, with the reason.
         rewire: whether there may be such layers; else their channels stay.
     """
 
@@ -65,13 +66,15 @@ class Traced:
     protect_inputs: dict[str, str] = field(default_factory=dict)
     multiples: dict[str, int] = field(default_factory=dict)
     rewired: dict[str, str] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
     rewire: bool = True
 
     @property
-    def decisions(self) -> tuple[int, int, int, tuple[tuple[str, int], ...]]:
+    def decisions(self) -> tuple[int, int, int, int, tuple[tuple[str, int], ...]]:
         """Grows with every protection."""
-        multiples = tuple(sorted(self.multiples.items()))
-        return len(self.protect), len(self.protect_inputs), len(self.rewired), multiples
+        known = (self.protect, self.protect_inputs, self.rewired, self.whole)
+        protect, protect_inputs, rewired, whole = map(len, known)
+        return protect, protect_inputs, rewired, whole, tuple(sorted(self.multiples.items()))
 
 
 class _Partition(NamedTuple):
@@ -299,7 +302,7 @@ def _layer_maps(
             kind, norm = "norm", traced.calls.norms[name][0]
         of = channels if kind == "mixing" else narrow
         outputs = elements.outputs.get(name, run)
-        maps[name] = LayerMap(name, kind, of[run], of[outputs], norm)
+        maps[name] = LayerMap(name, kind, of[run], of[outputs], norm, name in traced.whole)
     return maps
 
 

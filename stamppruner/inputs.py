@@ -95,11 +95,11 @@ class Inputs:
         return self._map(rows)
 
     def cropped(self, side: int) -> Inputs | None:
-        """The inputs with images cut to ``side`` by ``side``; None if none is larger."""
-        large = [x for x in self._tensors() if x.dim() == 4 and min(x.shape[2:]) > side]
+        """The inputs with images and frames cut to ``side`` by ``side``; None if none is larger."""
+        large = [x for x in self._tensors() if x.dim() in (4, 5) and min(x.shape[-2:]) > side]
         if not large:
             return None
-        return self._map(lambda x: x[..., :side, :side] if x.dim() == 4 else x)
+        return self._map(lambda x: x[..., :side, :side] if x.dim() in (4, 5) else x)
 
     def to(self, dtype: torch.dtype) -> Inputs:
         """Floating tensors in another dtype."""

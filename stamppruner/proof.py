@@ -85,8 +85,10 @@ class _Case:
         """Protect the layers that a failed comparison points at."""
         reason = f"the cut could not be proved ({verdict})"
         if verdict.worst_layer and verdict.side == "output" and not verdict.error:
+            traced = self.traced
+            again = verdict.worst_layer in traced.whole or not traced.rewire
             for name in self._alike(verdict.worst_layer):
-                self.traced.protect_inputs.setdefault(name, reason)
+                (traced.protect_inputs if again else traced.whole).setdefault(name, reason)
             return
         suspects = self._suspects(graph, verdict, odd=False)
         if len(suspects) != 1 or not self._restricted(graph, suspects[0], odd=False):

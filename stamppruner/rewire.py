@@ -1,9 +1,10 @@
-"""Layers that lose channels inside code that fixes widths: they gather and scatter.
+"""Layers that lose channels inside code that fixes widths: they gather, scatter or fill up.
 
 A split at sizes in the code, a shuffle of odd halves or a ``view`` to a stored width runs at the
 full width alone. There, a *rewired* layer computes fewer channels than its surroundings carry: it
 gathers the channels that it reads, and scatters those that it writes to their old places, with
-zeros between. Nothing reads the zeros. The multiply-adds go as with any cut; the activations in
+zeros between. Nothing reads the zeros. A layer whose weight cannot be cut along its inputs (weight
+standardisation) is filled up: zeros stand in for the inputs that are gone. The multiply-adds go as with any cut; the activations in
 between stay as large as they were, so less time is saved than where the code lets them shrink.
 
 The places are buffers of the layer, so they are saved, moved and copied with it. Two hooks, which
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from stamppruner import layers
-from stamppruner.channels import BoolArray, IntArray
+from stamppruner.channels import BoolArray, IntArray, LayerMap
 from stamppruner.errors import CheckpointError
 
 GATHER = "gathered_inputs"
@@ -29,32 +30,35 @@ GATHER = "gathered_inputs"
 SCATTER = "scattered_outputs"
 """Buffer: output channel at each place that the code expects, ``(places,)``; ``out`` for none."""
 
+FILL = "filled_inputs"
+"""Buffer: place, among the channels that arrive, of each input of a layer that uses its weight as
+a whole, ``(in,)``; the number of those that arrive for inputs that are gone, which read zero."""
 
-def rewire_(
-    module: nn.Module,
-    inputs: BoolArray,
-    outputs: BoolArray,
-    arriving: BoolArray,
-    expected: BoolArray,
-) -> None:
+PLACES = (GATHER, SCATTER, FILL)
+
+
+def rewire_(module: nn.Module, layer: LayerMap, keep: BoolArray, around: BoolArray) -> None:
     """Make a layer that was cut fit surroundings of another width; in place.
 
     Args:
         module: a convolution or linear layer.
-        inputs: its inputs that were kept, ``(in,)`` in the old numbering.
-        outputs: its outputs that were kept, ``(out,)``.
-        arriving: the inputs that its surroundings still carry, ``(in,)``.
-        expected: the outputs that they still carry, ``(out,)``.
+        layer: its map.
+        keep: channels that are kept, ``(num_channels,)``.
+        around: channels that its surroundings still carry, ``(num_channels,)``.
     """
-    gathered, scattered = module._buffers.get(GATHER), module._buffers.get(SCATTER)
-    if gathered is not None:  # cut a second time
-        _note(module, GATHER, gathered.cpu().numpy()[inputs])
-    elif (arriving & ~inputs).any():
-        _note(module, GATHER, np.flatnonzero(inputs[arriving]))
-    if scattered is not None or (expected & ~outputs).any():
+    places = {name: module._buffers.get(name) for name in PLACES}
+    old = {name: value.cpu().numpy() for name, value in places.items() if value is not None}
+    read, outputs = layer.read_inputs(keep), layer.kept_outputs(keep)
+    if layer.whole and not read.all():
+        _note(module, FILL, _filled(read, layer.read_inputs(around), old.get(FILL)))
+    elif GATHER in old:  # cut a second time
+        _note(module, GATHER, old[GATHER][layer.kept_inputs(keep)])
+    elif not layer.whole and (arriving := layer.read_inputs(around)).sum() > read.sum():
+        _note(module, GATHER, np.flatnonzero(read[arriving]))
+    expected = layer.kept_outputs(around)
+    if SCATTER in old or (expected & ~outputs).any():
         new = np.append(np.where(outputs, np.cumsum(outputs) - 1, outputs.sum()), outputs.sum())
-        old = np.flatnonzero(expected) if scattered is None else scattered.cpu().numpy()
-        _note(module, SCATTER, new[old])
+        _note(module, SCATTER, new[old.get(SCATTER, np.flatnonzero(expected))])
     connect_(module)
 
 
@@ -62,13 +66,15 @@ def connect_(module: nn.Module) -> None:
     """Register the hooks that the layer's buffers ask for."""
     if GATHER in module._buffers and _gather not in module._forward_pre_hooks.values():
         module.register_forward_pre_hook(_gather)
+    if FILL in module._buffers and _fill not in module._forward_pre_hooks.values():
+        module.register_forward_pre_hook(_fill)
     if SCATTER in module._buffers and _scatter not in module._forward_hooks.values():
         module.register_forward_hook(_scatter)
 
 
 def is_place(name: str) -> bool:
     """Whether a tensor of a state dict holds places."""
-    return name.rpartition(".")[2] in (GATHER, SCATTER)
+    return name.rpartition(".")[2] in PLACES
 
 
 def restore_(model: nn.Module, tensors: Mapping[str, Tensor], path: object) -> None:
@@ -92,10 +98,10 @@ def restore_(model: nn.Module, tensors: Mapping[str, Tensor], path: object) -> N
             raise CheckpointError(
                 f"{path}: the model has no layer {owner!r}: pass the pruned class"
             )
-        width = layers.input_width(module) if leaf == GATHER else layers.output_width(module)
+        width = layers.output_width(module) if leaf == SCATTER else layers.input_width(module)
         low, high = (int(places.min()), int(places.max())) if places.numel() else (-1, -1)
         fits = places.dtype == torch.int64 and places.dim() == 1 and low >= 0
-        if not fits or (len(places) != width if leaf == GATHER else high > width):
+        if not fits or (high > width if leaf == SCATTER else len(places) != width):
             raise CheckpointError(
                 f"{path}: the places of {owner!r} in {leaf} do not fit its width {width}: the file "
                 "is damaged"
@@ -109,15 +115,33 @@ def _note(module: nn.Module, name: str, places: IntArray) -> None:
     module.register_buffer(name, index.to(layers.first_floating(module).device))
 
 
+def _filled(read: BoolArray, carried: BoolArray, old: IntArray | None) -> IntArray:
+    """Where each input is among the channels that arrive once more of them are gone."""
+    before = np.arange(len(read)) if old is None else old
+    there = before < (len(read) if old is None else old.max())
+    arriving = np.ones(int(there.sum()), dtype=bool)
+    arriving[before[there]] = carried[there]
+    rank = np.append(np.cumsum(arriving) - 1, arriving.sum())
+    return np.where(there & read, rank[before], arriving.sum())
+
+
 def _gather(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     x: Tensor = args[0]
     axis, places = layers.channel_axis(module, x.dim()), module.get_buffer(GATHER)
     return (x.index_select(axis, places), *args[1:])
 
 
+def _fill(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    x: Tensor = args[0]
+    return (_spread(x, layers.channel_axis(module, x.dim()), module.get_buffer(FILL)), *args[1:])
+
+
 def _scatter(module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-    axis, places = layers.channel_axis(module, output.dim()), module.get_buffer(SCATTER)
-    shape = list(output.shape)
+    return _spread(output, layers.channel_axis(module, output.dim()), module.get_buffer(SCATTER))
+
+
+def _spread(x: Tensor, axis: int, places: Tensor) -> Tensor:
+    """The channel of ``x`` at each place; zero where the place is one behind its last channel."""
+    shape = list(x.shape)
     shape[axis] = 1
-    padded = torch.cat([output, output.new_zeros(shape)], dim=axis)
-    return padded.index_select(axis, places)
+    return torch.cat([x, x.new_zeros(shape)], dim=axis).index_select(axis, places)

@@ -103,7 +103,7 @@ def _widths(model: nn.Module) -> dict[str, dict[str, Any]]:
         own: dict[str, Any] = {
             a: v
             for a in WIDTH_ATTRIBUTES
-            if type(v := getattr(module, a, None)) is int and v > 0  # an axis may be called dim
+            if type(v := vars(module).get(a)) is int and v > 0  # an axis may be called dim
         }
         if isinstance(shape := getattr(module, _SHAPE, None), tuple):
             own[_SHAPE] = list(shape)

@@ -21,7 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from stamppruner import layers
 from stamppruner.channels import BoolArray, ChannelPlan
 from stamppruner.errors import PlanError
-from stamppruner.rewire import GATHER, SCATTER, rewire_
+from stamppruner.rewire import PLACES, rewire_
 
 
 def cut(model: nn.Module, plan: ChannelPlan) -> nn.Module:
@@ -45,9 +45,7 @@ def cut(model: nn.Module, plan: ChannelPlan) -> nn.Module:
             module = modules[layer.name]
             _cut_layer(module, inputs, outputs)
             if layer.kind == "mixing":
-                rewire_(
-                    module, inputs, outputs, layer.kept_inputs(around), layer.kept_outputs(around)
-                )
+                rewire_(module, layer, plan.keep, around)
         for tensor in plan.graph.tensors:
             owner, _, name = tensor.name.rpartition(".")
             kept = tensor.kept(plan.keep)
@@ -115,7 +113,7 @@ def _cut_layer(module: nn.Module, inputs: BoolArray, outputs: BoolArray) -> None
 def _cut_extras(module: nn.Module, inputs: BoolArray, outputs: BoolArray) -> None:
     """Slice what a layer holds a channel next to its weight and bias (a gain, say)."""
     for name, tensor, axis in list(layers.channel_tensors(module)):
-        if name not in ("weight", "bias", GATHER, SCATTER):
+        if name not in ("weight", "bias", *PLACES):
             for kept in (outputs, inputs):
                 if len(kept) == tensor.numel():
                     _cut_tensor(module, name, axis, kept)

@@ -618,9 +618,14 @@ def test_a_weight_used_as_a_whole_keeps_its_inputs():
             w = (w - w.mean((1, 2, 3), keepdim=True)) / w.std((1, 2, 3), keepdim=True)
             return F.conv2d(x, w, self.bias)
 
-    graph, _ = checked(
-        lambda: nn.Sequential(conv_bn(3, 8), Standardised(8, 8, 3), conv_bn(8, 6), head(6))
-    )
+    def make():
+        return nn.Sequential(conv_bn(3, 8), Standardised(8, 8, 3), conv_bn(8, 6), head(6))
+
+    graph, slim = checked(make)
+    assert sizes(graph) == {"0.0": 8, "1": 8, "2.0": 6}
+    assert slim[1].in_channels == 8
+    assert slim[1].out_channels < 8
+    graph, _ = checked(make, rewire=False)
     assert sizes(graph) == {"1": 8, "2.0": 6}
     assert "could not be proved" in graph.protected["0.0"]
 

@@ -6,10 +6,13 @@ import pytest
 import torch
 from nets import Net, conv_bn, head, noise, seeded
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from stamppruner import ChannelPlan, mask, shrink, trace_channels
+from stamppruner.costs import Macs, Params
 from stamppruner.errors import CheckpointError
-from stamppruner.rewire import GATHER, SCATTER, restore_
+from stamppruner.rewire import FILL, GATHER, PLACES, SCATTER, restore_
 from stamppruner.slim import load_slim, save_slim
 
 SIZE = (3, 8, 8)
@@ -43,7 +46,25 @@ def depthwise(net, x):
     return net.head(net.b(net.a(net.first(x)).view(-1, 16, *x.shape[2:]).relu()))
 
 
+class Standardised(nn.Conv2d):
+    def forward(self, x):
+        w = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, w / w.std((1, 2, 3), keepdim=True), self.bias, padding=1)
+
+
+def plain(net, x):
+    return net.head(net.c(net.b(net.a(net.first(x)))))
+
+
 NETS = {
+    "standardised": lambda: Net(
+        plain,
+        first=Standardised(3, 16, 3),
+        a=Standardised(16, 12, 3),
+        b=Standardised(12, 8, 3),
+        c=conv_bn(8, 8),
+        head=head(8),
+    ),
     "split": lambda: Net(
         split_sizes, first=conv_bn(3, 16), a=conv_bn(4, 8), b=conv_bn(12, 8), head=head(16)
     ),
@@ -79,7 +100,7 @@ def same(a, b, x):
 @pytest.mark.parametrize("keep", [0.7, 0.5, 0.2])
 def test_hard_masked_dense_equals_slim(net, keep):
     graph = trace_channels(net, noise(1, *SIZE))
-    assert graph.rewired
+    assert graph.rewired or any(layer.whole for layer in graph.layers.values())
     plan = ChannelPlan.random(graph, keep)
     slim = shrink(net, plan)
     for batch in (1, 3):
@@ -98,13 +119,15 @@ def test_rewired_convolutions_are_smaller(net):
 def test_without_rewiring_they_are_protected(net):
     graph = trace_channels(net, noise(1, *SIZE), rewire=False)
     assert not graph.rewired
-    assert trace_channels(net, noise(1, *SIZE)).rewired.keys() <= graph.protected.keys()
+    rewired = trace_channels(net, noise(1, *SIZE))
+    assert rewired.rewired.keys() <= graph.protected.keys()
+    assert graph.num_channels < rewired.num_channels
 
 
 def test_what_need_not_be_rewired_is_not(net):
     plain = seeded(lambda: Net(lambda n, x: n.head(n.a(x)), a=conv_bn(3, 8), head=head(8)))
     slim = shrink(plain, ChannelPlan.random(trace_channels(plain, noise(1, *SIZE)), 0.5))
-    assert not any(name.endswith((GATHER, SCATTER)) for name in slim.state_dict())
+    assert not any(name.endswith(PLACES) for name in slim.state_dict())
     graph = trace_channels(net, noise(1, *SIZE))
     whole = shrink(net, ChannelPlan.full(graph))
     assert whole.state_dict().keys() == net.state_dict().keys()
@@ -122,7 +145,6 @@ def test_copies_and_gradients(net):
 def test_a_slim_net_is_pruned_again(net):
     once = shrink(net, ChannelPlan.random(trace_channels(net, noise(1, *SIZE)), 0.8))
     graph = trace_channels(once, noise(1, *SIZE))
-    assert graph.rewired
     plan = ChannelPlan.random(graph, 0.6)
     twice = shrink(once, plan)
     assert same(mask(once, plan), twice, noise(3, *SIZE, dtype=torch.float64))
@@ -146,6 +168,7 @@ def test_files(net, tmp_path):
         (f"b.0.{SCATTER}", torch.tensor([0, 99])),
         (f"b.0.{SCATTER}", torch.tensor([-1, 0])),
         (f"b.0.{SCATTER}", torch.tensor([], dtype=torch.int64)),
+        (f"b.0.{FILL}", torch.tensor([0, 1])),
         (f"b.1.{GATHER}", torch.arange(8)),  # a batch norm
         (f"nobody.{SCATTER}", torch.arange(8)),
     ],
@@ -153,3 +176,14 @@ def test_files(net, tmp_path):
 def test_places_that_do_not_fit_are_refused(name, places):
     with pytest.raises(CheckpointError, match=name.rpartition(".")[0]):
         restore_(NETS["split"](), {name: places}, "slim.safetensors")
+
+
+def test_macs_and_parameters_are_those_of_the_slim_net(net):
+    graph = trace_channels(net, noise(1, *SIZE))
+    plan = ChannelPlan.random(graph, 0.5)
+    slim = shrink(net, plan)
+    widths = torch.tensor([float(plan.keep[g.channels].sum()) for g in graph.groups])
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        slim(noise(1, *SIZE, dtype=torch.float64))
+    assert float(Macs(net, graph)(widths)) == counter.get_total_flops() / 2
+    assert float(Params(net, graph)(widths)) == sum(p.numel() for p in slim.parameters())

@@ -43,9 +43,10 @@ class LayerWidths:
         in_per, out_per, in_fixed, out_fixed = [], [], [], []
         for name in names:
             layer = graph.layers[name]
-            in_per.append(positions(layer.inputs, graph) / sizes)
+            inputs = np.full_like(layer.inputs, KEPT) if layer.whole else layer.inputs
+            in_per.append(positions(inputs, graph) / sizes)
             out_per.append(positions(layer.outputs, graph) / sizes)
-            in_fixed.append(float((layer.inputs == KEPT).sum()))
+            in_fixed.append(float((inputs == KEPT).sum()))
             out_fixed.append(float((layer.outputs == KEPT).sum()))
         return cls(
             names,
