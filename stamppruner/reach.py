@@ -8,8 +8,7 @@ The questions of one batch of rows, see probe.py:
 
 A position where a bit and its complement both arrive is read by several channels, or by channels
 of different numbers; it is asked again with rows of its producers' own, and where that is not
-enough, with a row a channel (unless every bit arrives both ways, also of another code: then all
-channels are mixed).
+enough, with a row a channel (unless most bits arrive both ways: then those channels are mixed).
 """
 
 from __future__ import annotations
@@ -26,6 +25,11 @@ from stamppruner.probe import Probe, Row
 _MAX_ELEMENTS = 2**26
 """Elements of the largest activation, over all rows, up to which a row a channel is asked; the
 ambiguous channels of a producer that needs more are tied together."""
+
+
+_MAX_OPEN_BITS = 4
+"""Bits of a channel's number that may be open for a row a channel to be asked; where more are
+(all channels of an attention head, say), everything that the bits allow is tied together."""
 
 
 @dataclass
@@ -108,7 +112,9 @@ def _ask_again(
         spelled = own[: len(own) // 2]
         channel, sure = codes.decode(spelled)
         pairs.append(_rows(p, channel[sure], positions[sure]))
-        mixed = own.all(axis=0) | (widths[p] * asker.calls.peak > _MAX_ELEMENTS)
+        open_bits = (spelled[0::2] & spelled[1::2]).sum(axis=0)
+        mixed = own.all(axis=0) | (open_bits > _MAX_OPEN_BITS)
+        mixed |= widths[p] * asker.calls.peak > _MAX_ELEMENTS
         channel, where = codes.allowed(spelled[:, mixed & ~sure], widths[p])
         ties.append(_rows(p, channel, positions[mixed & ~sure][where]))
         rest = positions[~mixed & ~sure]
