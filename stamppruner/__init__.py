@@ -9,6 +9,7 @@ from stamppruner.finetune import evaluate, finetune
 from stamppruner.gates import Gates, mask
 from stamppruner.pruner import STAMPPruner
 from stamppruner.result import PruneResult
+from stamppruner.shortcuts import apply_projections, project_shortcuts, projections
 from stamppruner.slim import describe, load_slim
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler
 from stamppruner.trace import trace_channels
@@ -26,6 +27,9 @@ __all__ = [
     "load_slim",
     "describe",
     "trace_channels",
+    "project_shortcuts",
+    "projections",
+    "apply_projections",
     "ChannelGraph",
     "ChannelGroup",
     "ChannelPlan",

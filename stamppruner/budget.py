@@ -15,6 +15,7 @@ from stamppruner.channels import KEPT, BoolArray, ChannelGraph, ChannelPlan, Flo
 from stamppruner.costs import Cost, Macs, Params
 from stamppruner.errors import BudgetError, PlanError
 from stamppruner.ladder import Ladder, halvings
+from stamppruner.projection import projections
 
 COSTS: dict[str, type[Cost]] = {"macs": Macs, "params": Params}
 """The cost behind each field of :class:`Budget`."""
@@ -86,6 +87,9 @@ class Chooser:
             raise BudgetError(f"floor={floor} must lie in [0, 1] and round_to={round_to} above 0")
         self.graph = graph
         self.costs = {name: cost(model, graph) for name, cost in COSTS.items()}
+        added = {entry["name"] for entry in projections(model)}
+        for cost in self.costs.values():
+            cost.full -= cost.of(added)  # shares are of the network before it was projected
         self._blocks = np.array([g.blocks for g in graph.groups], dtype=np.int64)
         self._ladders = [Ladder.of(graph, floor, r) for r in halvings(round_to)]
 

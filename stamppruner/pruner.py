@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,9 @@ from stamppruner.history import History
 from stamppruner.io import PathLike, check_writable
 from stamppruner.meta import Callback, MetaLearner
 from stamppruner.posteriors import BetaBernoulli, Posterior
+from stamppruner.projection import projections, replay_
 from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
+from stamppruner.shortcuts import projected
 from stamppruner.target import check_fits, first_images
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
 from stamppruner.trace import trace_channels
@@ -45,6 +47,9 @@ _SAMPLE = 2000
 """Target images that ridge heads and batch norms are fitted on."""
 
 _FIT_BATCH = 50
+
+SHORTCUTS = ("couple", "project")
+"""Values of ``STAMPPruner(shortcuts=...)``."""
 
 _WARM_TASKS = 8
 """Reference tasks that pi is warm-started on."""
@@ -65,9 +70,14 @@ class STAMPPruner:
         posterior: q(m, pi) over the channels; by default Beta-Bernoulli with the config's prior.
         encoder: of the set of images; by default a set transformer.
         protect: layers whose outputs stay whole, by qualified name or shell pattern.
+        shortcuts: ``"couple"``: channels that meet in a residual sum share a mask; ``"project"``:
+            identity shortcuts get a 1x1 layer, so that both sides are pruned on their own, see
+            :func:`~stamppruner.project_shortcuts`. Budgets stay shares of the model as given.
 
     Raises:
-        UnsupportedModelError: nothing can be pruned; raised when the model is traced.
+        UnsupportedModelError: nothing can be pruned, or no shortcut projected; raised when the
+            model is traced.
+        ConfigError: ``shortcuts`` is neither.
 
     Example:
         >>> from stamppruner.models import resnet18
@@ -85,14 +95,19 @@ class STAMPPruner:
         posterior: Posterior | None = None,
         encoder: SetEncoder | None = None,
         protect: Sequence[str] = (),
+        shortcuts: Literal["couple", "project"] = "couple",
     ) -> None:
+        if shortcuts not in SHORTCUTS:
+            raise ConfigError(f"shortcuts={shortcuts!r}: pass one of {', '.join(SHORTCUTS)}")
         self.model = model
+        self.shortcuts = shortcuts
         self.config = config or STAMPConfig()
         self.protect = tuple(protect)
         self.history = History()
         self.meta_fitted = False
         self._posterior, self._encoder = posterior, encoder
         self._net: GatedNet | None = None
+        self._coupled: dict[str, str] = {}
         if not isinstance(model, nn.Module):
             raise UnsupportedModelError(f"{model!r} is no module: pass a model, not its class")
         if example_inputs is not None:
@@ -140,8 +155,7 @@ class STAMPPruner:
         try:
             self.history = learner.run(progress=progress, callback=callback)
         finally:
-            for module, like in zip(net.model.modules(), self.model.modules(), strict=True):
-                module.training = like.training
+            _modes_like(net.model, self.model)
         self.meta_fitted = True
         self._warn_dead(self.history)
         return self
@@ -205,6 +219,11 @@ class STAMPPruner:
         new_head = target.num_classes != _outputs(traced.model, head)
         if head is not None and (config.fit_head or new_head or not self.meta_fitted):
             fit_head_(dense, head, target)
+        if self._coupled:
+            name, why = next(iter(self._coupled.items()))
+            notes.append(
+                f"identity shortcuts left coupled: {', '.join(self._coupled)} ({name}: {why})"
+            )
         weight = config.target_evidence
         if not self.meta_fitted:
             notes.append("not meta-fitted: channels are ranked by Taylor scores on the target")
@@ -234,7 +253,11 @@ class STAMPPruner:
             reconstruct=config.reconstruct,
             warnings=notes,
             timings=timings,
-            settings={"config": config.to_dict(), "meta_fitted": self.meta_fitted},
+            settings={
+                "config": config.to_dict(),
+                "meta_fitted": self.meta_fitted,
+                "shortcuts": self.shortcuts,
+            },
             measure_latency=config.measure_latency,
         )
 
@@ -259,6 +282,9 @@ class STAMPPruner:
             "groups": pruner_file.group_record(net.graph),
             "config": self.config.to_dict(),
             "protect": list(self.protect),
+            "shortcuts": self.shortcuts,
+            "coupled": self._coupled,
+            "projections": projections(net.model),
             "meta_fitted": self.meta_fitted,
             "history": self.history.rows,
         }
@@ -292,9 +318,13 @@ class STAMPPruner:
             config = STAMPConfig.from_dict(record["config"])
             protect, history = tuple(record["protect"]), History(list(record["history"]))
             meta_fitted = bool(record["meta_fitted"])
+            shortcuts, coupled = record.get("shortcuts", "couple"), dict(record.get("coupled", {}))
+            if shortcuts not in SHORTCUTS:
+                raise ValueError(f"shortcuts={shortcuts!r}")
         except (KeyError, ValueError, TypeError, ConfigError) as error:
             raise CheckpointError(f"{path}: its record is damaged ({error!r})") from error
         own = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        own = replay_(own, record.get("projections", []), path)
         pruner_file.load_part_(own, "model", tensors, path)
         example = torch.zeros(1, *shape)
         pruner = cls(
@@ -304,6 +334,7 @@ class STAMPPruner:
         for part, module in pruner._parts().items():
             pruner_file.load_part_(module, part, tensors, path)
         pruner.history, pruner.meta_fitted = history, meta_fitted
+        pruner.shortcuts, pruner._coupled = shortcuts, coupled
         return pruner
 
     def _parts(self) -> dict[str, nn.Module]:
@@ -311,14 +342,19 @@ class STAMPPruner:
         return {"model": net.model, "posterior": net.posterior, "encoder": net.encoder}
 
     def _trace(self, example_inputs: Any) -> None:
-        graph = trace_channels(self.model, example_inputs, protect=self.protect)
+        if self.shortcuts == "project":
+            model, found = projected(self.model, example_inputs)
+            self._coupled = dict(found.coupled)
+        else:
+            model = copy.deepcopy(self.model)
+        graph = trace_channels(model, example_inputs, protect=self.protect)
         check_prunable(graph)
         config = self.config
         posterior = self._posterior or BetaBernoulli(
             graph.num_channels, alpha=config.alpha, gamma=config.gamma, beta=config.beta
         )
         encoder = self._encoder or SetTransformer(_image_shape(graph)[0], seed=config.seed)
-        self._net = GatedNet(copy.deepcopy(self.model), graph, posterior, encoder)
+        self._net = GatedNet(model, graph, posterior, encoder)
 
     def _gated(self) -> GatedNet:
         if self._net is None:
@@ -333,6 +369,13 @@ class STAMPPruner:
             logger.warning(
                 "only %.1f%% of the gates are live after meta-fitting: lower kl_scale", 100 * live
             )
+
+
+def _modes_like(model: nn.Module, given: nn.Module) -> None:
+    """Set the modes of the given model; of a layer that it lacks, that of the module around it."""
+    modes = {name: module.training for name, module in given.named_modules()}
+    for name, module in model.named_modules():
+        module.training = modes.setdefault(name, modes.get(name.rpartition(".")[0], given.training))
 
 
 def _peek(source: TaskSource, n: int = 1) -> list[Task]:

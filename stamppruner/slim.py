@@ -1,7 +1,7 @@
 """Slim networks as files: one safetensors file with the weights and a plan that rebuilds them.
 
 Needs torch and safetensors alone. Loading changes the widths of a freshly made model and fills in
-the weights by name: no tracing, no pickle.
+the weights by name: no tracing, no pickle. Projected shortcuts are put in again first.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from stamppruner.io import (
     write_safetensors,
 )
 from stamppruner.layers import WIDTH_ATTRIBUTES
+from stamppruner.projection import projections, replay_
 from stamppruner.rewire import is_place, restore_
 
 FORMAT = "stamppruner.slim"
@@ -49,6 +50,7 @@ def save_slim(path: PathLike, model: nn.Module, plan: Mapping[str, Any]) -> None
         "version": VERSION,
         "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
         "widths": _widths(model),
+        "projections": projections(model),
         **plan,
     }
     write_safetensors(path, model.state_dict(), {FORMAT: json.dumps(record)})
@@ -87,6 +89,7 @@ def load_slim(
     tensors, metadata = read_safetensors(path)
     record = parse_record(metadata, FORMAT, VERSION, path, noun="slim model")
     slim = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+    slim = replay_(slim, record.get("projections", []), path)
     _check_names(slim, {n: t for n, t in tensors.items() if not is_place(n)}, path)
     _apply_widths(slim, record.get("widths"), path)
     _check_kernels(slim, tensors, path)

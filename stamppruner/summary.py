@@ -15,6 +15,7 @@ from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelPlan
 from stamppruner.latency import batch_size, did_not_fall, latencies_ms
 from stamppruner.layers import first_floating
+from stamppruner.projection import projections, without_projections
 from stamppruner.report import GroupRow, LayerRow, Report
 
 
@@ -40,18 +41,23 @@ def make_report(
     """The report of one cut: costs before and after, layers, kept channels, budget, settings.
 
     Latencies, where they are measured, are medians of a few forward passes on the model's device;
-    a network with fewer multiply-adds that is not faster gets a warning.
+    a network with fewer multiply-adds that is not faster gets a warning. Of a network with
+    projected shortcuts, the costs before are those without; what they add is in the settings.
     """
     graph = plan.graph
     widths = chooser.widths(plan)
     before = {name: cost.full for name, cost in chooser.costs.items()}
     after = {name: float(cost(widths)) for name, cost in chooser.costs.items()}
-    before["size_bytes"], after["size_bytes"] = state_bytes(dense), state_bytes(slim)
     facts: dict[str, Any] = {"versions": versions()}
+    given = without_projections(dense)
+    if added := [entry["name"] for entry in projections(dense)]:
+        costs = {name: cost.of(added) for name, cost in chooser.costs.items()}
+        facts["projections"] = {"layers": added, **costs}
+    before["size_bytes"], after["size_bytes"] = state_bytes(given), state_bytes(slim)
     notes = list(warnings)
     if measure_latency and graph.example is not None:
         samples, device = batch_size(before["macs"]), str(first_floating(dense).device)
-        pair = latencies_ms([dense, slim], graph.example, samples=samples)
+        pair = latencies_ms([given, slim], graph.example, samples=samples)
         before["latency_ms"], after["latency_ms"] = pair
         facts |= {"latency_batch_size": samples, "latency_device": device}
         left = after["macs"] / before["macs"] if before["macs"] else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,12 +83,17 @@ class Cost(ABC):
 
     def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
         self._layers = LayerWidths.of(model, graph)
-        sizes = torch.tensor([group.size for group in graph.groups], dtype=torch.float64)
-        self.full = float(self(sizes).sum())
+        self._sizes = torch.tensor([group.size for group in graph.groups], dtype=torch.float64)
+        self.full = float(self(self._sizes).sum())
 
     @abstractmethod
     def per_layer(self, widths: Tensor) -> Tensor:
         """Cost of each layer, ``(..., L)``, for kept channels a group ``(..., G)`` in float64."""
+
+    def of(self, names: Collection[str]) -> float:
+        """Cost of some layers with every channel kept."""
+        chosen = torch.tensor([name in names for name in self._layers.names], dtype=torch.bool)
+        return float(self.per_layer(self._sizes)[chosen].sum())
 
     def __call__(self, widths: Tensor) -> Tensor:
         """Total cost, ``(...)``, for kept channels a group ``(..., G)``."""
