@@ -56,6 +56,46 @@ class Scaled(nn.Module):
         return x + self.gamma * (self.body(x) - self.mu)
 
 
+class Shuffled(nn.Module):
+    """Halves of the channels, interleaved."""
+
+    def forward(self, x):
+        batch, width, *size = x.shape
+        return x.view(batch, 2, width // 2, *size).transpose(1, 2).reshape(x.shape)
+
+
+class FixedParts(nn.Module):
+    """Parts of the input at sizes in the code, one of them convolved: the width is fixed."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.sizes = [width // 3, width - width // 3]
+        self.body = conv_bn(self.sizes[0], self.sizes[0])
+
+    def forward(self, x):
+        a, b = x.split(self.sizes, 1)
+        return torch.cat([b, self.body(a)], 1)
+
+
+class Standardised(nn.Conv2d):
+    """Weights normalised over what an output reads."""
+
+    def forward(self, x):
+        w = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, w / w.std((1, 2, 3), keepdim=True), self.bias, padding=1)
+
+
+class Skip(nn.Module):
+    """Down and up again, beside the input."""
+
+    def __init__(self, width, out):
+        super().__init__()
+        self.down, self.up = conv_bn(width, out), nn.ConvTranspose2d(out, out, 2, stride=2)
+
+    def forward(self, x):
+        return torch.cat([x, self.up(F.max_pool2d(self.down(x), 2))], 1)
+
+
 def layer(kind, width, out):
     """A module with inputs of some width, and the width of its outputs."""
     if kind == "conv":
@@ -90,12 +130,21 @@ def layer(kind, width, out):
         return nn.Sequential(conv_bn(width, 4 * out), nn.PixelShuffle(2), nn.AvgPool2d(2)), out
     if kind == "transposed":
         return nn.Sequential(nn.ConvTranspose2d(width, out, 2, stride=2), nn.MaxPool2d(2)), out
+    if kind == "shuffle":
+        return nn.Sequential(conv_bn(width, 2 * out), Shuffled()), 2 * out
+    if kind == "fixed_parts":
+        return nn.Sequential(conv_bn(width, 2 * out), FixedParts(2 * out)), 2 * out
+    if kind == "standardised":
+        return nn.Sequential(Standardised(width, out, 3), nn.SiLU()), out
+    if kind == "skip":
+        return Skip(width, out), width + out
     raise AssertionError(kind)
 
 
 KINDS = (
     "conv", "residual", "concat", "sum", "split", "grouped", "depthwise", "excite", "glu",
-    "layer_norm", "group_norm", "scaled", "pixels", "transposed",
+    "layer_norm", "group_norm", "scaled", "pixels", "transposed", "shuffle", "fixed_parts",
+    "standardised", "skip",
 )  # fmt: skip
 
 
