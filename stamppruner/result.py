@@ -46,7 +46,8 @@ class PruneResult:
     that was built before pruning goes on training the dense model and never sees the slim one.
 
     Attributes:
-        model: a plain module of the model's own class; no hooks, nothing of this package in it.
+        model: a plain module of the model's own class. Only the layers in ``report.rewired`` have
+            hooks, which gather and scatter channels where the model's code fixes a width.
         plan: which channels were kept.
         report: printable, and savable as HTML or JSON.
         history: of :meth:`finetune`.

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stamppruner.budget import Budget, Chooser
-from stamppruner.channels import ChannelPlan
+from stamppruner.channels import ChannelGraph, ChannelPlan
 from stamppruner.latency import batch_size, did_not_fall, latencies_ms
 from stamppruner.layers import first_floating
 from stamppruner.projection import projections, without_projections
@@ -79,11 +79,18 @@ def make_report(
             for g in graph.groups
         ),
         protected=dict(graph.protected),
+        rewired=_rewired(graph),
         warnings=tuple(notes),
         metrics=dict(metrics),
         timings=dict(timings),
         settings={**facts, **settings},
     )
+
+
+def _rewired(graph: ChannelGraph) -> dict[str, str]:
+    """Layers that scatter their outputs or fill up their inputs, with the reason."""
+    text = "its weight is used as a whole: zeros stand in for inputs that are gone"
+    return graph.rewired | {n: text for n, layer in graph.layers.items() if layer.whole}
 
 
 def versions() -> dict[str, str]:

@@ -73,6 +73,7 @@ class Report:
         layers: the layers in call order.
         groups: the prunable groups.
         protected: layers that were left whole, with the reason.
+        rewired: layers that were cut though their surroundings keep their width, with the reason.
         warnings: what the reader should know before trusting the result.
         metrics: numbers such as ``accuracy_before``, ``accuracy_after_cut``.
         timings: seconds by step.
@@ -91,6 +92,7 @@ class Report:
     layers: tuple[LayerRow, ...] = ()
     groups: tuple[GroupRow, ...] = ()
     protected: Mapping[str, str] = field(default_factory=dict)
+    rewired: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -105,6 +107,7 @@ class Report:
         for name in ("layers", "groups", "warnings"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "protected", dict(self.protected))
+        object.__setattr__(self, "rewired", dict(self.rewired))
         try:
             settings = json.loads(json.dumps(dict(self.settings), allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -176,11 +179,15 @@ class Report:
         facts = [("model", self.model)]
         if self.groups:
             facts.append(("channels", f"{kept} of {total} kept in {len(self.groups)} groups"))
-        if self.protected:
-            named = list(self.protected.items())[:_NAMED_REASONS]
-            more = ", ..." if len(self.protected) > _NAMED_REASONS else ""
-            listed = ", ".join(f"{name} ({reason})" for name, reason in named)
-            facts.append(("protected", f"{len(self.protected)} left whole: {listed}{more}"))
+        for kind, what, found in (
+            ("protected", "left whole", self.protected),
+            ("rewired", "cut in surroundings that stay wide", self.rewired),
+        ):
+            if found:
+                named = list(found.items())[:_NAMED_REASONS]
+                more = ", ..." if len(found) > _NAMED_REASONS else ""
+                listed = ", ".join(f"{name} ({reason})" for name, reason in named)
+                facts.append((kind, f"{len(found)} {what}: {listed}{more}"))
         if "latency_batch_size" in self.settings:
             passes = f"median of forward passes of {self.settings['latency_batch_size']} samples"
             facts.append(("latency", f"{passes} on {self.settings.get('latency_device', '?')}"))

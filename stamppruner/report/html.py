@@ -49,7 +49,8 @@ def fragment(report: Report) -> str:
         _section("Results", _pairs("metrics", report.metrics, fmt.number)),
         _channels(report),
         _layers(report.layers),
-        _protected(report),
+        _reasons("Left whole", report.protected),
+        _reasons("Cut in surroundings that stay wide", report.rewired),
         _section("Time", _pairs("timings", report.timings, fmt.seconds)),
         _settings(report),
     ]
@@ -130,9 +131,9 @@ def _layers(layers: Sequence[LayerRow]) -> str:
     return _section("Layers", _table(headers, rows, "layers"))
 
 
-def _protected(report: Report) -> str:
-    rows = [[_name(name), _text(reason)] for name, reason in report.protected.items()]
-    return _section(f"Left whole ({len(rows)})", _table(["layer", "reason"], rows, "words"))
+def _reasons(heading: str, reasons: Mapping[str, str]) -> str:
+    rows = [[_name(name), _text(reason)] for name, reason in reasons.items()]
+    return _section(f"{heading} ({len(rows)})", _table(["layer", "reason"], rows, "words"))
 
 
 def _settings(report: Report) -> str:
