@@ -73,8 +73,9 @@ def project_shortcuts(model: nn.Module, example_inputs: Any) -> nn.Module:
 
     The layer is a convolution without bias, or a linear one where the channels come last. Sums
     that cannot be projected stay as they are and are logged; :func:`find_shortcuts` tells why.
-    Blocks that write the sum in their own ``forward`` become ``torch.fx.GraphModule``; parameters
-    keep their names.
+    Blocks (or the model) that write the sum in their own ``forward`` become
+    ``torch.fx.GraphModule``: parameters keep their names, other methods and attributes are gone.
+    GPUs that round convolutions to TF32 round the shortcuts, too.
 
     Args:
         model: it is not changed.
@@ -129,7 +130,8 @@ def find_shortcuts(model: nn.Module, example_inputs: Any) -> Shortcuts:
     with evaluating(work):
         calls = _calls(work, Inputs.of(example_inputs, work).random(2, seed=0))
         opaque: dict[str, tuple[_Call, str]] = {}
-        for name, block in reversed(list(work.named_modules())):  # children first
+        named = list(work.named_modules())
+        for name, block in reversed(named):  # children first
             if block not in calls or type(block) in _CONTAINERS or not has_mixing(block):
                 continue
             call = calls[block]
@@ -144,7 +146,7 @@ def find_shortcuts(model: nn.Module, example_inputs: Any) -> Shortcuts:
                 continue
             record += entries
             work = replace_(work, block, spliced)
-        order = {name: number for number, (name, _) in enumerate(work.named_modules())}
+        order = {name: number for number, (name, _) in enumerate(named)}
         record.sort(key=lambda entry: order[entry["name"].rpartition(".")[0]])
         for name, (call, why) in opaque.items():
             if _is_residual(work.get_submodule(name), call):
