@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from stamppruner import layers
-from stamppruner.calls import FORWARD_ERRORS, evaluating, floating_tensors, patched_forwards
+from stamppruner.calls import FORWARD_ERRORS, evaluating, floating_tensors
 from stamppruner.errors import EquivalenceError, UnsupportedModelError
 from stamppruner.inputs import Inputs
 from stamppruner.projection import (
@@ -37,6 +35,15 @@ from stamppruner.projection import (
     set_attribute_,
 )
 from stamppruner.splice import SpliceError, has_mixing, residual_sums, splice
+from stamppruner.trial import (
+    Call,
+    Tap,
+    channel_axis,
+    first_calls,
+    is_read,
+    is_residual,
+    nan_arrives,
+)
 
 __all__ = ["Shortcuts", "apply_projections", "find_shortcuts", "project_shortcuts", "projections"]
 
@@ -52,7 +59,6 @@ _ATTRIBUTES = (
 """Names under which blocks hold the layer of their shortcut, or nothing."""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_NORMS = (nn.LayerNorm, nn.GroupNorm)
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,10 @@ def projected(model: nn.Module, example_inputs: Any) -> tuple[nn.Module, Shortcu
     """As :func:`project_shortcuts`, with what was found."""
     found = find_shortcuts(model, example_inputs)
     for name, why in found.coupled.items():
-        logger.warning("%s keeps its identity shortcut: %s", name or "the model", why)
+        logger.warning("%s keeps its identity shortcut: %s", name, why)
     before = projections(model)
     if not found.record and not before:
-        reasons = "; ".join(f"{name or 'the model'}: {why}" for name, why in found.coupled.items())
+        reasons = "; ".join(f"{name}: {why}" for name, why in found.coupled.items())
         raise UnsupportedModelError(
             f"no shortcut of {type(model).__name__} can be projected: "
             f"{reasons or 'it has no residual sum with an identity side'}. Use shortcuts='couple'"
@@ -128,8 +134,8 @@ def find_shortcuts(model: nn.Module, example_inputs: Any) -> Shortcuts:
     record: list[Entry] = []
     coupled: dict[str, str] = {}
     with evaluating(work):
-        calls = _calls(work, Inputs.of(example_inputs, work).random(2, seed=0))
-        opaque: dict[str, tuple[_Call, str]] = {}
+        calls = first_calls(work, Inputs.of(example_inputs, work).random(2, seed=0))
+        opaque: dict[str, tuple[Call, str]] = {}
         named = list(work.named_modules())
         for name, block in reversed(named):  # children first
             if block not in calls or type(block) in _CONTAINERS or not has_mixing(block):
@@ -149,75 +155,19 @@ def find_shortcuts(model: nn.Module, example_inputs: Any) -> Shortcuts:
         order = {name: number for number, (name, _) in enumerate(named)}
         record.sort(key=lambda entry: order[entry["name"].rpartition(".")[0]])
         for name, (call, why) in opaque.items():
-            if _is_residual(work.get_submodule(name), call):
+            if is_residual(work.get_submodule(name), call):
                 coupled[name] = why
-    return Shortcuts(tuple(record), dict(sorted(coupled.items())))
+    named_reasons = {name or "the model": why for name, why in sorted(coupled.items())}
+    return Shortcuts(tuple(record), named_reasons)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The arguments of one call of a block."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def run(self, block: nn.Module, *, poisoned: bool = False) -> list[Tensor]:
-        """Floating outputs of the block; of NaN in place of the floating arguments if asked."""
-
-        def fresh(x: Any) -> Any:
-            if not isinstance(x, Tensor):
-                return x
-            nan = poisoned and x.is_floating_point()
-            return torch.full_like(x, torch.nan) if nan else x.clone()
-
-        return floating_tensors(block(*tree_map(fresh, self.args), **tree_map(fresh, self.kwargs)))
-
-
-def _calls(model: nn.Module, inputs: Inputs) -> dict[nn.Module, _Call]:
-    """The first call of every module with children.
-
-    Raises:
-        UnsupportedModelError: the model fails.
-    """
-    calls: dict[nn.Module, _Call] = {}
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module not in calls:
-            keep = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
-            calls[module] = _Call(*keep)
-
-    blocks = [m for m in model.modules() if next(m.children(), None) is not None]
-    handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in blocks]
-    try:
-        inputs.call(model)
-    except FORWARD_ERRORS as error:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} fails on the example inputs {inputs.describe()}: "
-            f"{type(error).__name__}: {error}. Pass example_inputs it takes"
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
-
-
-class _Tap(nn.Identity):
-    """An identity that remembers what passed."""
-
-    seen: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return x
-
-
-def _empty_attributes(name: str, block: nn.Module, call: _Call) -> list[Entry]:
+def _empty_attributes(name: str, block: nn.Module, call: Call) -> list[Entry]:
     """Project shortcuts that an attribute of the block holds, in place."""
     found = []
     for attribute in _ATTRIBUTES:
         if not is_identity(block, attribute):
             continue
-        old, tap = getattr(block, attribute), _Tap()
+        old, tap = getattr(block, attribute), Tap()
         set_attribute_(block, attribute, tap)
         try:
             entry = _on_attribute(f"{name}.{attribute}".lstrip("."), block, tap, call)
@@ -230,25 +180,25 @@ def _empty_attributes(name: str, block: nn.Module, call: _Call) -> list[Entry]:
     return found
 
 
-def _on_attribute(name: str, block: nn.Module, tap: _Tap, call: _Call) -> Entry | None:
+def _on_attribute(name: str, block: nn.Module, tap: Tap, call: Call) -> Entry | None:
     """Put a layer in the place of the tap if it is on the identity side of a residual sum."""
     call.run(block)
     seen = tap.seen
-    if seen is None or not _nan(block, call, everything=True):
+    if seen is None or not nan_arrives(block, call, everything=True):
         return None
-    entry = _entry(name, seen, _axis(block, call, lambda outputs: outputs[0]))
+    entry = _entry(name, seen, channel_axis(block, call, lambda outputs: outputs[0]))
     if entry is None:
         return None
     layer = new_layer(block, entry)
     set_attribute_(block, name.rpartition(".")[2], layer)
-    alone = _nan(block, call, layers_=lambda m: m is layer)
-    others = _nan(block, call, layers_=lambda m: m is not layer)
-    through = _nan(block, call, everything=True) or _is_read(block, call, layer)
+    alone = nan_arrives(block, call, poisoned=lambda m: m is layer)
+    others = nan_arrives(block, call, poisoned=lambda m: m is not layer)
+    through = nan_arrives(block, call, everything=True) or is_read(block, call, layer)
     return entry if alone and others and not through else None
 
 
 def _written_sums(
-    name: str, block: nn.Module, call: _Call, coupled: dict[str, str]
+    name: str, block: nn.Module, call: Call, coupled: dict[str, str]
 ) -> tuple[list[Entry], nn.Module]:
     """Entries for the residual sums in the code of the block, and the block with their layers.
 
@@ -257,13 +207,13 @@ def _written_sums(
     """
     found = []
     for number, side in residual_sums(block).items():
-        taps = _Tap(), _Tap()
+        taps = Tap(), Tap()
         tapped = splice(block, {(number, i): (f"tap_{i}", tap) for i, tap in enumerate(taps)})
         call.run(tapped)
         shortcut, branch = taps[side], taps[1 - side]
         if shortcut.seen is None or branch.seen is None or shortcut.seen.shape != branch.seen.shape:
             continue
-        axis = _axis(tapped, call, partial(_seen, branch))
+        axis = channel_axis(tapped, call, partial(_seen, branch))
         entry = _entry(f"{name}.shortcut_{number}".lstrip("."), shortcut.seen, axis)
         if entry is None:
             coupled[name] = "the axis of the channels cannot be told"
@@ -278,7 +228,7 @@ def _written_sums(
     return found, spliced
 
 
-def _seen(tap: _Tap, _outputs: list[Tensor]) -> Tensor:
+def _seen(tap: Tap, _outputs: list[Tensor]) -> Tensor:
     assert tap.seen is not None
     return tap.seen
 
@@ -294,87 +244,12 @@ def _entry(name: str, x: Tensor, axis: int | None) -> Entry | None:
     return {"name": name, "layer": kind, "width": x.shape[axis]}
 
 
-def _axis(block: nn.Module, call: _Call, read: Callable[[list[Tensor]], Tensor]) -> int | None:
-    """Axis of the channels of some values: the only one along which channel 0 is alone NaN.
-
-    Where norms of unknown kinds spread the NaN, blocks of convolutions have it at 1.
-    """
-    with _answering(block, lambda _: True):
-        nan = read(call.run(block)).isnan()
-    axes = [
-        axis
-        for axis in range(1, nan.dim())
-        if nan.shape[axis] > 1 and int(nan.movedim(axis, 0).flatten(1).any(1).sum()) == 1
-    ]
-    if len(axes) == 1:
-        return axes[0]
-    mixing = [m for m in block.modules() if layers.is_mixing(m)]
-    convolutions = mixing and not any(isinstance(m, nn.Linear) for m in mixing)
-    return 1 if convolutions and nan.dim() > 2 else None
-
-
-def _nan(
-    block: nn.Module,
-    call: _Call,
-    *,
-    layers_: Callable[[nn.Module], bool] = lambda _: False,
-    everything: bool = False,
-) -> bool:
-    """Whether NaN arrives at the block's output, from some mixing layers or from its input."""
-    with _answering(block, layers_):
-        return any(bool(x.isnan().any()) for x in call.run(block, poisoned=everything))
-
-
-def _is_read(block: nn.Module, call: _Call, layer: nn.Module) -> bool:
-    """Whether a mixing layer of the block reads what a layer writes: it is not on a shortcut."""
-    read: list[bool] = []
-    mixing = [m for m in block.modules() if layers.is_mixing(m)]
-    handles = [
-        m.register_forward_pre_hook(lambda _m, args: read.append(bool(args[0].isnan().any())))
-        for m in mixing
-    ]
-    try:
-        _nan(block, call, layers_=lambda m: m is layer)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return any(read)
-
-
-def _is_residual(block: nn.Module, call: _Call) -> bool:
-    """Whether both the block's input and its mixing layers reach its output."""
-    try:
-        arrives = _nan(block, call, everything=True)
-        return arrives and _nan(block, call, layers_=lambda _: True)
-    except FORWARD_ERRORS:
-        return False
-
-
-def _answering(block: nn.Module, poisoned: Callable[[nn.Module], bool]) -> Any:
-    """Mixing layers answer with ones, and NaN in channel 0 where asked; norms let all pass."""
-
-    def answer(module: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
-        y = torch.ones_like(forward(*args, **kwargs))
-        if poisoned(module):
-            y.select(layers.channel_axis(module, y.dim()), 0).fill_(torch.nan)
-        return y
-
-    forwards: dict[nn.Module, Callable[..., Any]] = {}
-    for module in block.modules():
-        if layers.is_mixing(module):
-            forwards[module] = partial(answer, module, module.forward)
-        elif isinstance(module, _NORMS):
-            forwards[module] = lambda x: x
-    return patched_forwards(forwards)
-
-
 def _check_unchanged(model: nn.Module, net: nn.Module, inputs: Inputs) -> None:
     """Compare outputs in evaluation mode, in double precision where the model takes it."""
     noise = inputs.random(2, seed=1)
     try:
-        pair = [copy.deepcopy(m).double() for m in (model, net)]
-        before, after = _outputs(pair[0], noise.to(torch.float64)), None
-        after = _outputs(pair[1], noise.to(torch.float64))
+        doubled = noise.to(torch.float64)
+        before, after = (_outputs(copy.deepcopy(m).double(), doubled) for m in (model, net))
     except FORWARD_ERRORS:
         before, after = (_outputs(copy.deepcopy(m), noise) for m in (model, net))
     if len(before) != len(after) or not all(map(_close, before, after)):
