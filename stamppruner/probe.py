@@ -25,6 +25,7 @@ from stamppruner.calls import FORWARD_ERRORS, Calls, floating_tensors, patched_f
 from stamppruner.channels import BoolArray
 from stamppruner.errors import UnsupportedModelError
 from stamppruner.inputs import Inputs
+from stamppruner.progress import Tick
 
 _CHUNK_BYTES = 64 * 2**20
 """Memory that the largest activation of one probing forward may take."""
@@ -40,10 +41,13 @@ class Probe:
         model: in evaluation mode.
         inputs: one sample.
         calls: from :func:`~stamppruner.calls.record_calls` on the same inputs.
+        tick: called before every forward pass.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, calls: Calls) -> None:
-        self.model, self.inputs, self.calls = model, inputs, calls
+    def __init__(
+        self, model: nn.Module, inputs: Inputs, calls: Calls, tick: Tick = lambda: None
+    ) -> None:
+        self.model, self.inputs, self.calls, self.tick = model, inputs, calls, tick
         self.rows = max(1, _CHUNK_BYTES // (calls.peak * 4))  # that are asked at once
         modules = dict(model.named_modules())
         self.layers = {name: modules[name] for name in calls.outputs}
@@ -85,6 +89,7 @@ class Probe:
         return np.concatenate([a for a, _ in answers]), np.concatenate([o for _, o in answers])
 
     def _forward(self, rows: Sequence[Row | None]) -> tuple[BoolArray, BoolArray]:
+        self.tick()
         count = len(rows)
         hits = np.zeros((count, self.positions), dtype=bool)
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
 
+Tick = Callable[[], object]
+"""Called once a step."""
 
-def bar(iterable: Any = None, *, description: str, shown: bool, total: int | None = None) -> Any:
-    """A tqdm bar, drawn only if ``shown`` and the output is a terminal."""
+
+def bar(
+    iterable: Any = None,
+    *,
+    description: str,
+    shown: bool,
+    total: int | None = None,
+    delay: float = 0.0,
+) -> Any:
+    """A tqdm bar, drawn only if ``shown`` and the output is a terminal, after ``delay`` seconds."""
     disable = None if shown else True
-    return tqdm(iterable, desc=description, total=total, disable=disable, leave=False)
+    return tqdm(iterable, desc=description, total=total, disable=disable, leave=False, delay=delay)

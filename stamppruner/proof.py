@@ -21,6 +21,7 @@ from stamppruner.channels import KEPT, ChannelGraph, ChannelGroup, ChannelPlan, 
 from stamppruner.comparison import Equivalence, compare
 from stamppruner.graph import Traced, build_graph
 from stamppruner.inputs import Inputs
+from stamppruner.progress import Tick
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +32,18 @@ _NEAR = 4
 """Layers before the place where a slim network broke off that are suspected first."""
 
 
-def prove(model: nn.Module, traced: Traced, inputs: Inputs) -> ChannelGraph:
+def prove(
+    model: nn.Module, traced: Traced, inputs: Inputs, tick: Tick = lambda: None
+) -> ChannelGraph:
     """The channel graph, with everything protected whose removal cannot be proved.
 
     Args:
         model: the traced model; it is not changed.
         traced: what is known of it; protections are added.
         inputs: for the comparison.
+        tick: called before every comparison.
     """
-    case = _Case(model, traced, inputs)
+    case = _Case(model, traced, inputs, tick)
     graph = build_graph(traced)
     for odd in (False, True):
         while graph.groups and not (verdict := case.verdict(graph, graph.groups, odd=odd)):
@@ -57,8 +61,8 @@ def prove(model: nn.Module, traced: Traced, inputs: Inputs) -> ChannelGraph:
 class _Case:
     """A model under proof."""
 
-    def __init__(self, model: nn.Module, traced: Traced, inputs: Inputs) -> None:
-        self.traced = traced
+    def __init__(self, model: nn.Module, traced: Traced, inputs: Inputs, tick: Tick) -> None:
+        self.traced, self.tick = traced, tick
         self.passes = traced.calls.passes
         self.model, self.inputs = _randomised(model, inputs, self.passes)
 
@@ -71,6 +75,7 @@ class _Case:
 
     def compared(self, graph: ChannelGraph, counts: dict[str, int]) -> Equivalence:
         """Cut groups to a count a block, at random, and compare."""
+        self.tick()
         rng = np.random.default_rng(0)
         keep = np.ones(graph.num_channels, dtype=bool)
         for group in graph.groups:

@@ -17,6 +17,7 @@ from stamppruner.free import FreeAxis, find_free_axes
 from stamppruner.graph import Traced, build_graph, matching
 from stamppruner.inputs import Inputs
 from stamppruner.probe import Probe
+from stamppruner.progress import Tick, bar
 from stamppruner.proof import prove
 from stamppruner.reach import Reach, probe
 
@@ -32,6 +33,7 @@ def trace_channels(
     protect_inputs: Sequence[str] = (),
     rewire: bool = True,
     certify: bool = True,
+    progress: bool = True,
 ) -> ChannelGraph:
     """Find the channels of a model that can be removed, and prove it.
 
@@ -48,6 +50,7 @@ def trace_channels(
             cut the layers around it all the same and let them scatter and gather, see
             :mod:`~stamppruner.rewire`; ``graph.rewired`` names them. Else they are protected.
         certify: cut half of every group and compare with the masked model.
+        progress: after two seconds, count the forward passes where the output is a terminal.
 
     Returns:
         The graph; ``graph.groups`` may be empty, ``graph.protected`` then says why.
@@ -62,7 +65,8 @@ def trace_channels(
         raise UnsupportedModelError(
             f"{type(model).__name__} is a TorchScript module: pass the Python model it was made of"
         )
-    with torch.inference_mode(False), torch.no_grad():
+    counted = bar(description="tracing", shown=progress, delay=2.0)
+    with torch.inference_mode(False), torch.no_grad(), counted:
         inputs = Inputs.of(example_inputs, model).repeat(1)
         copied = _copy(model)
         with evaluating(copied):
@@ -72,7 +76,7 @@ def trace_channels(
                     f"{type(model).__name__} calls no convolution and no linear layer: there is "
                     "nothing to prune"
                 )
-            (reach, free, seen), small = _probed(copied, inputs, calls)
+            (reach, free, seen), small = _probed(copied, inputs, calls, counted.update)
         modules = dict(copied.named_modules())
         spatial = {name: calls.applied.get(name, 0) for name in calls.outputs}
         _check_patterns((*protect, *protect_inputs), modules)
@@ -82,7 +86,7 @@ def trace_channels(
         traced.protect |= uncut | dict.fromkeys(matching(reach.readers, protect), by_user)
         traced.protect_inputs |= uncut
         traced.protect_inputs |= dict.fromkeys(matching(reach.readers, protect_inputs), by_user)
-        return prove(copied, traced, small) if certify else build_graph(traced)
+        return prove(copied, traced, small, counted.update) if certify else build_graph(traced)
 
 
 def _check_patterns(patterns: Sequence[str], modules: Mapping[str, nn.Module]) -> None:
@@ -106,7 +110,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _probed(
-    model: nn.Module, inputs: Inputs, calls: Calls
+    model: nn.Module, inputs: Inputs, calls: Calls, tick: Tick
 ) -> tuple[tuple[Reach, list[FreeAxis], Calls], Inputs]:
     """Probe at the smallest image size at which the model runs with the same layers."""
     for side in _SMALL_SIDES:
@@ -116,10 +120,10 @@ def _probed(
         try:
             small_calls = record_calls(model, small)
             if _alike(small_calls, calls):
-                return _reach(model, small, small_calls), small
+                return _reach(model, small, small_calls, tick), small
         except UnsupportedModelError:
             continue
-    return _reach(model, inputs, calls), inputs
+    return _reach(model, inputs, calls, tick), inputs
 
 
 def _alike(small: Calls, full: Calls) -> bool:
@@ -136,7 +140,9 @@ def _alike(small: Calls, full: Calls) -> bool:
     )
 
 
-def _reach(model: nn.Module, inputs: Inputs, calls: Calls) -> tuple[Reach, list[FreeAxis], Calls]:
-    asker = Probe(model, inputs, calls)
+def _reach(
+    model: nn.Module, inputs: Inputs, calls: Calls, tick: Tick
+) -> tuple[Reach, list[FreeAxis], Calls]:
+    asker = Probe(model, inputs, calls, tick)
     reach = probe(asker)
     return reach, find_free_axes(asker, reach.silent), calls

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from stamppruner import ChannelPlan, check_equivalence, shrink, trace_channels
+from stamppruner import ChannelPlan, check_equivalence, progress, shrink, trace, trace_channels
 from stamppruner.channels import KEPT
 from stamppruner.errors import ConfigError, DataError, UnsupportedModelError
 
@@ -220,3 +220,19 @@ def test_sizes_at_which_a_map_shrinks_to_one_token_are_not_probed():
     assert (qkv[:16] == KEPT).all()
     plan = ChannelPlan.random(graph, 0.5)
     assert check_equivalence(model, plan)
+
+
+def test_progress_counts_passes_where_the_output_is_a_terminal(monkeypatch):
+    made = []
+
+    def noted(**settings):
+        made.append((settings, progress.bar(**settings)))
+        return made[-1][1]
+
+    monkeypatch.setattr(trace, "bar", noted)
+    model = seeded(plain)
+    trace_channels(model, noise(1, 3, 16, 16))
+    trace_channels(model, noise(1, 3, 16, 16), progress=False)
+    assert [settings["shown"] for settings, _ in made] == [True, False]
+    assert all(settings["delay"] == 2.0 for settings, _ in made)
+    assert all(bar.disable for _, bar in made)  # no terminal here
