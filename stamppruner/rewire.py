@@ -4,8 +4,10 @@ A split at sizes in the code, a shuffle of odd halves or a ``view`` to a stored 
 full width alone. There, a *rewired* layer computes fewer channels than its surroundings carry: it
 gathers the channels that it reads, and scatters those that it writes to their old places, with
 zeros between. Nothing reads the zeros. A layer whose weight cannot be cut along its inputs (weight
-standardisation) is filled up: zeros stand in for the inputs that are gone. The multiply-adds go as with any cut; the activations in
-between stay as large as they were, so less time is saved than where the code lets them shrink.
+standardisation) is filled up: zeros stand in for the inputs that are gone.
+
+Multiply-adds go as with any cut; the activations in between stay as large as they were, so less
+time is saved than where the code lets them shrink.
 
 The places are buffers of the layer, so they are saved, moved and copied with it. Two hooks, which
 hold no state, apply them.
