@@ -153,6 +153,7 @@ def _facts(graph: ChannelGraph) -> Record:
 def _short(why: str) -> str:
     """A reason without the names in it, so that equal ones are counted together."""
     why = re.sub(r" \((equal|DIFFERENT|the slim network)\b.*", "", why, flags=re.DOTALL)
+    why = re.sub(r"^like '[^']*': ", "", why)
     why = re.sub(r"(shares its parameters with) .*", r"\1 another layer", why)
     return re.sub(r"'[^']*'", "a layer", why)[:100]
 
