@@ -81,7 +81,7 @@ def _summary(members: dict[str, dict[str, Any]]) -> str:
     for family, found in members.items():
         runs = list(found.values())
         seconds = [_seconds(run) for run in runs if "shrink_seconds" in run]
-        theirs = [run["torch_pruning"]["ok"] for run in runs]
+        theirs = [run["torch_pruning"]["ok"] for run in runs if "torch_pruning" in run]
         rows.append(
             [
                 FAMILIES.get(family, family),
@@ -91,7 +91,7 @@ def _summary(members: dict[str, dict[str, Any]]) -> str:
                 _share(sum(_gone(run) >= 0.6 for run in runs) / len(runs)),
                 _share(sum(_gone(run) >= 0.4 for run in runs) / len(runs)),
                 f"{median(seconds):.1f}" if seconds else "-",
-                str(sum(theirs)),
+                f"{sum(theirs)} of {len(theirs)}",
             ]
         )
     headers = ["family", "networks", "certified", "ok", "60% of MACs gone, %", "40% gone, %",
@@ -111,7 +111,7 @@ def _networks(found: dict[str, Any]) -> str:
                 _reason(run),
                 f"{_seconds(run):.1f}" if "shrink_seconds" in run else "-",
                 str(run.get("peak_mib", "-")),
-                _theirs(run["torch_pruning"]),
+                _theirs(run["torch_pruning"]) if "torch_pruning" in run else "not run",
             ]
         )
     headers = ["network", "ok", "MACs left, %", "protected, %", "main reason", "s", "MiB",

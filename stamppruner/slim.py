@@ -53,7 +53,7 @@ def save_slim(path: PathLike, model: nn.Module, plan: Mapping[str, Any]) -> None
         "projections": projections(model),
         **plan,
     }
-    write_safetensors(path, model.state_dict(), {FORMAT: json.dumps(record)})
+    write_safetensors(path, {**model.state_dict(), **_unsaved(model)}, {FORMAT: json.dumps(record)})
 
 
 def describe(path: PathLike) -> dict[str, Any]:
@@ -115,9 +115,21 @@ def _widths(model: nn.Module) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _unsaved(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that a state dict leaves out (a fixed filter, say): they were cut like any other."""
+    return {
+        f"{owner}.{name}" if owner else name: buffer
+        for owner, module in model.named_modules()
+        for name in sorted(module._non_persistent_buffers_set)
+        if (buffer := module._buffers[name]) is not None
+    }
+
+
 def _check_names(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike) -> None:
     own = model.state_dict()
-    missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    missing = sorted(own.keys() - tensors.keys())
+    own |= _unsaved(model)
+    extra = sorted(tensors.keys() - own.keys())
     ranks = [n for n in own.keys() & tensors.keys() if own[n].dim() != tensors[n].dim()]
     problems = [
         f"{what} {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"

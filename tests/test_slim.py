@@ -311,3 +311,29 @@ def test_networks_of_every_wiring_come_back(case: Case, tmp_path: Path) -> None:
     loaded = load_slim(tmp_path / "slim", model)
     with torch.no_grad():
         assert torch.equal(loaded(x), slim.eval()(x))
+
+
+class Blur(nn.Module):
+    """A fixed filter along the channels that the state dict leaves out."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.channels = channels
+        self.register_buffer("filter", torch.rand(channels, 1, 3, 3), persistent=False)
+
+    def forward(self, x):
+        return torch.nn.functional.conv2d(x, self.filter, groups=self.channels)
+
+
+def test_buffers_that_the_state_dict_leaves_out_travel_too(tmp_path):
+    def make():
+        layers = nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), Blur(12), nn.Conv2d(12, 8, 1)
+        return nn.Sequential(*layers, nn.Flatten(1), nn.Linear(8 * 16, 5))
+
+    model = make().eval()
+    x = torch.rand(2, 3, 8, 8)
+    slim = shrink(model, ChannelPlan.random(trace_channels(model, x), 0.5)).eval()
+    save_slim(tmp_path / "slim.safetensors", slim, {})
+    loaded = load_slim(tmp_path / "slim.safetensors", make)
+    assert len(loaded[2].filter) == 6
+    assert torch.equal(loaded(x), slim(x))
