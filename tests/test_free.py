@@ -57,14 +57,15 @@ def test_axis_that_follows_the_channels_is_found_and_cut(shape, combine, axis, b
     assert isinstance(slim[1].own, nn.Parameter) != buffer
 
 
-def test_an_order_that_is_in_the_code_protects():
+def test_an_order_that_is_in_the_code_rewires():
     order = [3, 1, 0, 2, 7, 6, 5, 4]
     graph, slim = checked(
         lambda: Holder(torch.arange(8.0) + 1, lambda x, own: x * own[order][:, None, None])
     )
     assert not graph.tensors  # the code fixes the order of all eight
-    assert slim[1].inner[0].out_channels == WIDTH
-    assert slim[0][0].out_channels == WIDTH // 2
+    assert "1.inner.0" in graph.rewired
+    assert slim[1].inner[0].out_channels == WIDTH // 2
+    assert len(slim[1].own) == WIDTH
 
 
 def test_tensors_that_follow_no_channels_stay():
