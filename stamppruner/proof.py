@@ -129,13 +129,14 @@ class _Case:
         Protected are those that are rewired already, and those that cannot be.
         """
         for group in groups:
-            rewire = self.traced.rewire and not group.rewired
+            rewire = self.traced.rewire and not group.rewired and not _normed(graph, group)
             logger.info("%s is %s: %s", group.name, "rewired" if rewire else "protected", reason)
             for name in group.writers:
                 (self.traced.rewired if rewire else self.traced.protect).setdefault(name, reason)
             if rewire:
                 text = f"like {group.name!r}: {reason}"
-                like = [other for other in graph.groups if _same_place(group.name, other.name)]
+                like = [g for g in graph.groups if _same_place(group.name, g.name)]
+                like = [g for g in like if not _normed(graph, g)]
                 self.traced.rewired |= {
                     name: text
                     for other in like
@@ -186,6 +187,14 @@ class _Case:
 
 def _groups_of(graph: ChannelGraph, channels: IntArray) -> list[ChannelGroup]:
     return [graph.groups[g] for g in np.unique(graph.group_of[channels[channels != KEPT]])]
+
+
+def _normed(graph: ChannelGraph, group: ChannelGroup) -> bool:
+    """Whether a norm takes statistics over the group: it would count empty places."""
+    norms = [layer.inputs for layer in graph.layers.values() if layer.kind == "norm"]
+    return any(
+        ((group.start <= inputs) & (inputs < group.start + group.size)).any() for inputs in norms
+    )
 
 
 def _same_place(a: str, b: str) -> bool:

@@ -187,3 +187,25 @@ def test_macs_and_parameters_are_those_of_the_slim_net(net):
         slim(noise(1, *SIZE, dtype=torch.float64))
     assert float(Macs(net, graph)(widths)) == counter.get_total_flops() / 2
     assert float(Params(net, graph)(widths)) == sum(p.numel() for p in slim.parameters())
+
+
+class Block(nn.Module):
+    """A convolution, and a norm over channels and a stored width if ``fixed``."""
+
+    def __init__(self, inputs, fixed):
+        super().__init__()
+        self.conv, self.fixed = nn.Conv2d(inputs, 12, 3, padding=1), fixed
+        self.norm = nn.GroupNorm(1, 12) if fixed else nn.Identity()
+
+    def forward(self, x):
+        x = self.norm(self.conv(x))
+        return x.view(len(x), 12, *x.shape[2:]) if self.fixed else x
+
+
+def test_a_norm_over_channels_protects_its_own_block_alone():
+    blocks = nn.Sequential(Block(3, False), Block(12, True), Block(12, False))
+    net = seeded(lambda: Net(lambda n, x: n.head(n.blocks(x)), blocks=blocks, head=head(12)))
+    graph = trace_channels(net, noise(1, *SIZE))
+    assert [group.name for group in graph.groups] == ["blocks.0.conv", "blocks.2.conv"]
+    assert graph.protected.keys() == {"blocks.1.conv", *graph.output_layers}
+    assert not graph.rewired
