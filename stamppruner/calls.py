@@ -7,6 +7,7 @@ there is a second one where that makes a difference: containers in training mode
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -78,6 +79,21 @@ class Calls:
                 self.norms[name] = (norm, x.shape[norm.axis])
             elif x.dim() > 1 and layers.channelwise_width(module) == x.shape[1] > 1:
                 self.channelwise[name] = x.shape[1]
+
+
+def copied_module(model: nn.Module) -> nn.Module:
+    """A copy of the model.
+
+    Raises:
+        UnsupportedModelError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be copied ({error}): detach tensors that are kept as "
+            "attributes, or replace old-style weight_norm by torch.nn.utils.parametrizations"
+        ) from error
 
 
 def record_calls(model: nn.Module, inputs: Inputs) -> Calls:

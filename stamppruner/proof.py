@@ -191,10 +191,8 @@ def _groups_of(graph: ChannelGraph, channels: IntArray) -> list[ChannelGroup]:
 
 def _normed(graph: ChannelGraph, group: ChannelGroup) -> bool:
     """Whether a norm takes statistics over the group: it would count empty places."""
-    norms = [layer.inputs for layer in graph.layers.values() if layer.kind == "norm"]
-    return any(
-        ((group.start <= inputs) & (inputs < group.start + group.size)).any() for inputs in norms
-    )
+    norms = (layer for layer in graph.layers.values() if layer.kind == "norm")
+    return any(group in _groups_of(graph, norm.inputs) for norm in norms)
 
 
 def _same_place(a: str, b: str) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stamppruner.calls import FORWARD_ERRORS, evaluating, floating_tensors
+from stamppruner.calls import FORWARD_ERRORS, copied_module, evaluating, floating_tensors
 from stamppruner.errors import EquivalenceError, UnsupportedModelError
 from stamppruner.inputs import Inputs
 from stamppruner.projection import (
@@ -127,10 +127,7 @@ def find_shortcuts(model: nn.Module, example_inputs: Any) -> Shortcuts:
     Raises:
         UnsupportedModelError: the model cannot be copied, or fails on the inputs.
     """
-    try:
-        work = copy.deepcopy(model)
-    except (RuntimeError, TypeError) as error:
-        raise UnsupportedModelError(f"{type(model).__name__} cannot be copied: {error}") from error
+    work = copied_module(model)
     record: list[Entry] = []
     coupled: dict[str, str] = {}
     with evaluating(work):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from stamppruner import surgery
-from stamppruner.calls import Calls, evaluating, record_calls
+from stamppruner.calls import Calls, copied_module, evaluating, record_calls
 from stamppruner.channels import ChannelGraph
 from stamppruner.errors import ConfigError, UnsupportedModelError
 from stamppruner.free import FreeAxis, find_free_axes
@@ -68,7 +67,7 @@ def trace_channels(
     counted = bar(description="tracing", shown=progress, delay=2.0)
     with torch.inference_mode(False), torch.no_grad(), counted:
         inputs = Inputs.of(example_inputs, model).repeat(1)
-        copied = _copy(model)
+        copied = copied_module(model)
         with evaluating(copied):
             calls = record_calls(copied, inputs)
             if not calls.outputs:
@@ -97,16 +96,6 @@ def _check_patterns(patterns: Sequence[str], modules: Mapping[str, nn.Module]) -
                 f"protect: {pattern!r} matches no module of the model: pass qualified names as in "
                 "model.named_modules(), or shell patterns"
             )
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except (RuntimeError, TypeError) as error:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be copied ({error}): detach tensors that are kept as "
-            "attributes, or replace old-style weight_norm by torch.nn.utils.parametrizations"
-        ) from error
 
 
 def _probed(
