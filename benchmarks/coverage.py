@@ -48,10 +48,10 @@ from stamppruner.slim import load_slim, save_slim
 
 RESULTS = Path(__file__).parent / "results" / "coverage.json"
 KEEP = 0.5
-SECONDS = {"stamppruner": 180, "torch_pruning": 60}
+SECONDS = {"stamppruner": 400, "torch_pruning": 60}
 MEMORY_GIB = 12
 SETTING = {
-    "record": 2,
+    "record": 3,
     "keep": KEEP,
     "weights": "random",
     "threads": 1,
@@ -76,6 +76,8 @@ def measure(network: Network, note: Note) -> None:
     before = _resident_mib()
 
     note(stage="trace")
+    _, seconds = _timed(lambda: trace_channels(view, torch.zeros(shape), certify=False))
+    note(probe_seconds=seconds)
     graph, seconds = _timed(lambda: trace_channels(view, torch.zeros(shape)))
     note(trace_seconds=seconds, **_facts(graph), output_layers=graph.output_layers, stage="shrink")
     plan = ChannelPlan.random(graph, KEEP)

@@ -8,14 +8,17 @@ there is a second one where that makes a difference: containers in training mode
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from stamppruner import layers, norms
@@ -38,6 +41,16 @@ FORWARD_ERRORS = (
 _OPAQUE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Bilinear)
 """Modules that mix what they read and are never cut."""
 
+_FUNCTIONAL = {
+    F.linear,
+    F.conv1d,
+    F.conv2d,
+    F.conv3d,
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+}
+
 
 @dataclass
 class Calls:
@@ -52,6 +65,7 @@ class Calls:
         channelwise: width of every channelwise module that was called.
         norms: every norm over channels, and its width.
         opaque: width of the input of every module that is never cut.
+        functional: those of them whose weight goes straight to ``F.linear`` or ``F.conv2d``.
         peak: elements of the largest output of any module.
     """
 
@@ -61,6 +75,7 @@ class Calls:
     channelwise: dict[str, int] = field(default_factory=dict)
     norms: dict[str, tuple[norms.Norm, int]] = field(default_factory=dict)
     opaque: dict[str, int] = field(default_factory=dict)
+    functional: dict[str, int] = field(default_factory=dict)
     peak: int = 1
 
     def note(self, name: str, module: nn.Module, x: Any, output: Any) -> None:
@@ -112,7 +127,7 @@ def record_calls(model: nn.Module, inputs: Inputs) -> Calls:
                 f"evaluation mode: {type(error).__name__}: {error}. Pass example_inputs it takes"
             ) from error
     mixing = [name for name, module in model.named_modules() if layers.is_mixing(module)]
-    if calls.outputs.keys() >= set(mixing):
+    if calls.outputs.keys() | calls.functional.keys() >= set(mixing):
         return calls
     both = Calls(passes=(False, True))
     with _noting(model, both):
@@ -176,6 +191,36 @@ def patched_forwards(forwards: dict[nn.Module, Callable[..., Any]]) -> Iterator[
                 module.__dict__["forward"] = forward
 
 
+class FunctionalLayers(TorchFunctionMode):
+    """Catches ``F.linear(x, layer.weight)`` and the like: layers used, but never called.
+
+    Args:
+        modules: layers to watch for, by name; other modules are left out.
+        answer: called with a layer's name, the layer, ``x`` and what would compute the result;
+            its result is the function's.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], answer: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.answer = answer
+        self.owners = {
+            id(module._parameters.get("weight")): (name, module)
+            for name, module in modules.items()
+            if layers.is_mixing(module) or layers.is_depthwise(module)
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FUNCTIONAL:
+            weight = args[1] if len(args) > 1 else kwargs.get("weight")
+            if owner := self.owners.get(id(weight)):
+                x = args[0] if args else kwargs["input"]
+                return self.answer(*owner, x, partial(func, *args, **kwargs))
+        return func(*args, **kwargs)
+
+
 @contextmanager
 def _noting(model: nn.Module, calls: Calls) -> Iterator[None]:
     def hook(name: str) -> Callable[..., None]:
@@ -186,11 +231,20 @@ def _noting(model: nn.Module, calls: Calls) -> Iterator[None]:
 
     # first of all hooks: before a rewired layer scatters
     handles = [m.register_forward_hook(hook(n), prepend=True) for n, m in model.named_modules()]
+    functional: dict[str, int] = {}
+
+    def see(name: str, module: nn.Module, _x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        functional[name] = layers.input_width(module)
+        return compute()
+
     try:
-        yield
+        with FunctionalLayers(dict(model.named_modules()), see):
+            yield
     finally:
         for handle in handles:
             handle.remove()
+    calls.functional = {n: w for n, w in functional.items() if n not in calls.outputs}
+    calls.opaque |= calls.functional
 
 
 @contextmanager

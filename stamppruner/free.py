@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -46,34 +47,48 @@ def find_free_axes(asker: Probe, silent: IntArray) -> list[FreeAxis]:
         asker: the probe of the model.
         silent: positions that are NaN anyway.
     """
-    axes = list(_candidates(asker))
-    if not axes:
-        return []
-    bits = codes.bits_for(max(tensor.shape[axis] for _, tensor, axis in axes))
-    arrives = _ask(asker, [[(t, axis, np.ones(t.shape[axis], dtype=bool))] for _, t, axis in axes])
-    arrives[:, silent] = False
-    names = [name for name, _, _ in axes]
-    plain = [i for i, name in enumerate(names) if names.count(name) == 1 and arrives[i].any()]
-    spelled = zip(*(codes.spelling(axes[i][1].shape[axes[i][2]], bits) for i in plain), strict=True)
-    together = [
-        [(axes[i][1], axes[i][2], marked) for i, marked in zip(plain, row, strict=True)]
+    hidden = np.isin(np.arange(asker.positions), silent)
+    rounds: list[list[_Reached]] = []  # every tensor at most once in each
+    for name, tensor, axis in _candidates(asker):
+        bit = islice(codes.spelling(tensor.shape[axis]), 2)
+        halves = [_ask(asker, [(tensor, axis, marked)]) & ~hidden for marked in bit]
+        positions = np.flatnonzero(halves[0] | halves[1])
+        if len(positions) and not (halves[0] & halves[1]).any():
+            free = [r for r in rounds if all(name != other for other, *_ in r)] or [[]]
+            rounds += [] if free[0] else free
+            free[0].append((name, tensor, axis, positions))
+    return [axis for together in rounds for axis in _axes_of(asker, together)]
+
+
+_Reached = tuple[str, Tensor, int, IntArray]
+"""A tensor, an axis, and the positions that it reaches."""
+
+
+def _axes_of(asker: Probe, together: Sequence[_Reached]) -> Iterator[FreeAxis]:
+    """Ask about the axes of different tensors at once, then alone where several arrive."""
+    lengths = [tensor.shape[axis] for _, tensor, axis, _ in together]
+    bits = codes.bits_for(max(lengths))
+    spelled = zip(*(codes.spelling(length, bits) for length in lengths), strict=True)
+    questions = [
+        [(tensor, axis, marked) for (_, tensor, axis, _), marked in zip(together, row, strict=True)]
         for row in spelled
     ]
-    common = _ask(asker, together)
-    found = []
-    for i, (name, tensor, axis) in enumerate(axes):
-        positions = np.flatnonzero(arrives[i])
-        if not len(positions):
-            continue
-        length = tensor.shape[axis]
-        answers = common[:, positions] if i in plain else None
-        if answers is None or not codes.decode(answers)[1].all():  # others arrive there as well
-            own = [[(tensor, axis, marked)] for marked in codes.spelling(length)]
-            answers = _ask(asker, own)[:, positions]
-        index, sure = codes.decode(answers)
-        if sure.all() and (index < length).all():
-            found.append(FreeAxis(name, axis, length, index, positions))
-    return found
+    common = np.stack([_ask(asker, question) for question in questions])
+    for (name, tensor, axis, positions), length in zip(together, lengths, strict=True):
+        index, sure = codes.decode(common[:, positions])
+        own = index if sure.all() else _own_index(asker, tensor, axis, positions)
+        if own is not None and (own < length).all():
+            yield FreeAxis(name, axis, length, own, positions)
+
+
+def _own_index(asker: Probe, tensor: Tensor, axis: int, positions: IntArray) -> IntArray | None:
+    """Index along the axis that reaches each position; None as soon as one has several."""
+    answers: list[BoolArray] = []
+    for marked in codes.spelling(tensor.shape[axis]):
+        answers.append(_ask(asker, [(tensor, axis, marked)])[positions])
+        if len(answers) % 2 == 0 and (answers[-2] == answers[-1]).any():
+            return None
+    return codes.decode(np.stack(answers))[0]
 
 
 def _candidates(asker: Probe) -> Iterator[tuple[str, Tensor, int]]:
@@ -92,13 +107,10 @@ Question = Sequence[tuple[Tensor, int, BoolArray]]
 """Tensors, their axes, and the marked slices that are NaN."""
 
 
-def _ask(asker: Probe, questions: Sequence[Question]) -> BoolArray:
-    """``(questions, positions)``: which positions turn NaN. One forward pass a question."""
-    hits = np.zeros((len(questions), asker.positions), dtype=bool)
-    for i, question in enumerate(questions):
-        with _poisoned(question):
-            hits[i] = asker.ask([{}])[0][0]
-    return hits
+def _ask(asker: Probe, question: Question) -> BoolArray:
+    """``(positions,)``: which positions turn NaN."""
+    with _poisoned(question):
+        return asker.ask([{}])[0][0]
 
 
 @contextmanager

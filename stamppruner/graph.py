@@ -229,7 +229,8 @@ def _reasons(traced: Traced, elements: Elements) -> Iterator[Reason]:
     for name in traced.calls.opaque:
         text = f"is read by {name!r} ({type(modules[name]).__name__}), which is not cut"
         yield Reason(elements.inputs[name], text)
-    yield Reason(elements.first_input + reach.input_positions, "meets the model's own input")
+    text = "meets the model's input or a layer that is not cut"
+    yield Reason(elements.first_input + reach.input_positions, text)
     read = set(np.unique(np.append(reach.pairs[:, 0], reach.ties[:, 0])).tolist())
     for producer, (name, width) in enumerate(reach.widths.items()):
         if width == 1:

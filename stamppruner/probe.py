@@ -21,13 +21,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from stamppruner import layers
-from stamppruner.calls import FORWARD_ERRORS, Calls, floating_tensors, patched_forwards, run
+from stamppruner.calls import (
+    FORWARD_ERRORS,
+    Calls,
+    FunctionalLayers,
+    floating_tensors,
+    patched_forwards,
+    run,
+)
 from stamppruner.channels import BoolArray
 from stamppruner.errors import UnsupportedModelError
 from stamppruner.inputs import Inputs
 from stamppruner.progress import Tick
 
-_CHUNK_BYTES = 64 * 2**20
+_CHUNK_BYTES = 8 * 2**20
 """Memory that the largest activation of one probing forward may take."""
 
 Row = dict[int, BoolArray]
@@ -53,7 +60,8 @@ class Probe:
         self.layers = {name: modules[name] for name in calls.outputs}
         self.norms = {name: modules[name] for name in calls.norms}
         self.channelwise = {name: modules[name] for name in calls.channelwise}
-        self.opaque = {name: modules[name] for name in calls.opaque}
+        self.functional = {name: modules[name] for name in calls.functional}
+        self.opaque = {n: modules[n] for n in calls.opaque if n not in calls.functional}
         self.depthwise = {
             name: layers.output_width(m) // layers.input_width(m)
             for name, m in self.layers.items()
@@ -113,14 +121,16 @@ class Probe:
             m.register_forward_hook(partial(_note_output, note, name))
             for name, m in self.channelwise.items()
         ]
-        stop = rows[0] is not None  # what comes out of an opaque module counts as an input
-        hooks += [
-            m.register_forward_pre_hook(partial(_note_input, note, name, stop), with_kwargs=True)
-            for name, m in self.opaque.items()
-        ]
+        for name, m in self.opaque.items():
+            reads = partial(_note_input, note, name)
+            hooks.append(m.register_forward_pre_hook(reads, with_kwargs=True))
+        fill = None if rows[0] is not None else torch.nan
+        # what comes out of an opaque module counts as an input
+        hooks += [m.register_forward_hook(partial(_refill, fill)) for m in self.opaque.values()]
         batch = self.inputs.repeat(count, [r for r, row in enumerate(rows) if row is None])
         try:
-            with patched_forwards(forwards):
+            used = FunctionalLayers(self.functional, partial(_read, note, fill))
+            with patched_forwards(forwards), used:
                 outputs = run(self.model, batch, self.calls.passes)
         except FORWARD_ERRORS as error:
             raise UnsupportedModelError(
@@ -172,16 +182,40 @@ def _note_output(note: Note, name: str, _module: nn.Module, _args: Any, out: Ten
 
 
 def _note_input(
-    note: Note, name: str, stop: bool, _module: nn.Module, args: Any, kwargs: dict[str, Any]
+    note: Note, name: str, _module: nn.Module, args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """Report what a module that is never cut reads; with ``stop``, no NaN goes further."""
+    """Report what a module that is never cut reads; no NaN goes into it."""
     note(name, args[0], -1)
-    if not stop:
-        return None
-    return tree_map(
-        lambda x: x.nan_to_num() if isinstance(x, Tensor) and x.is_floating_point() else x,
-        (args, kwargs),
-    )
+    return _filled((args, kwargs), None)
+
+
+def _refill(fill: float | None, _module: nn.Module, _args: Any, out: Any) -> Any:
+    return _filled(out, fill)
+
+
+def _read(
+    note: Note,
+    fill: float | None,
+    name: str,
+    module: nn.Module,
+    x: Tensor,
+    compute: Callable[[], Tensor],
+) -> Tensor:
+    """The same for a layer that is used but not called."""
+    note(name, x, layers.channel_axis(module, x.dim()))
+    out: Tensor = _filled(compute(), fill)
+    return out
+
+
+def _filled(values: Any, fill: float | None) -> Any:
+    """Floating tensors full of ``fill``; or, if it is None, with numbers in place of NaN."""
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        return x.nan_to_num() if fill is None else torch.full_like(x, fill)
+
+    return tree_map(one, values)
 
 
 def _nan_channels(x: Tensor, axis: int, count: int) -> Tensor:
@@ -189,20 +223,22 @@ def _nan_channels(x: Tensor, axis: int, count: int) -> Tensor:
 
     A batch axis of ``count * t`` holds ``t`` samples a row (frames, windows).
     """
-    nan = torch.isnan(x.detach())
-    if axis == 0 or x.shape[0] % count:  # no batch axis of ours: every row may be meant
-        flat = nan.movedim(axis, 0).flatten(1).any(1)
-        return flat.expand(count, -1).cpu()
-    nan = nan.movedim(axis, 1)
-    nan = nan.reshape(*nan.shape[:2], -1).any(2)
+    x = x.detach()
+    ours = axis != 0 and x.shape[0] % count == 0  # else every row may be meant
+    if others := [a for a in range(x.dim()) if a != axis and (a != 0 or not ours)]:
+        x = x.amax(others)  # NaN wins
+    nan = torch.isnan(x)
+    if not ours:
+        return nan.expand(count, -1).cpu()
     return nan.reshape(count, -1, nan.shape[1]).any(1).cpu()
 
 
 def _constant(nan: Tensor, shape: Sequence[int], axis: int, dtype: torch.dtype) -> Tensor:
     """A tensor of 0.5 with NaN in the channels that ``nan`` (rows, C) marks."""
     values = torch.where(nan, torch.nan, 0.5).to(dtype)
-    if axis == 0:
+    if axis == 0 or shape[0] % len(values):  # no batch axis of ours
         values = values.amax(0, keepdim=True)  # NaN wins
+    if axis == 0:
         return values.view(-1, *[1] * (len(shape) - 1)).expand(*shape).contiguous()
     values = values.repeat_interleave(shape[0] // values.shape[0], dim=0)
     view = [1] * len(shape)

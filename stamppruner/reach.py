@@ -104,12 +104,9 @@ def _ask_again(
     ties: list[IntArray] = []
     wide: list[IntArray] = []
     widths = list(asker.widths.values())
-    bits = {
-        p: [*codes.spelling(widths[p]), *codes.reflected(widths[p])]
-        for p in np.unique(unsure[:, 0]).tolist()
-    }
+    bits = {p: list(_questions(widths[p])) for p in np.unique(unsure[:, 0]).tolist()}
     for p, positions, own in _own_answers(asker, arrives, unsure, bits):
-        spelled = own[: len(own) // 2]
+        spelled = own[: 2 * codes.bits_for(widths[p])]
         channel, sure = codes.decode(spelled)
         pairs.append(_rows(p, channel[sure], positions[sure]))
         open_bits = (spelled[0::2] & spelled[1::2]).sum(axis=0)
@@ -125,6 +122,13 @@ def _ask_again(
         channel, where = np.nonzero(own)
         pairs.append(_rows(p, channel, positions[where]))
     return pairs, ties
+
+
+def _questions(width: int) -> Iterator[BoolArray]:
+    """Bits; of few channels, where any number of them may be open, those of Gray codes as well."""
+    yield from codes.spelling(width)
+    if codes.bits_for(width) <= _MAX_OPEN_BITS:
+        yield from codes.reflected(width)
 
 
 def _own_answers(

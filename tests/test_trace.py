@@ -5,12 +5,20 @@ import copy
 
 import pytest
 import torch
-from nets import CASES, Net, conv_bn, head, noise, plain, residual, seeded
+from nets import CASES, Net, conv_bn, difference, head, noise, plain, residual, seeded
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from stamppruner import ChannelPlan, check_equivalence, progress, shrink, trace, trace_channels
+from stamppruner import (
+    ChannelPlan,
+    check_equivalence,
+    mask,
+    progress,
+    shrink,
+    trace,
+    trace_channels,
+)
 from stamppruner.channels import KEPT
 from stamppruner.errors import ConfigError, DataError, UnsupportedModelError
 
@@ -236,3 +244,43 @@ def test_progress_counts_passes_where_the_output_is_a_terminal(monkeypatch):
     assert [settings["shown"] for settings, _ in made] == [True, False]
     assert all(settings["delay"] == 2.0 for settings, _ in made)
     assert all(bar.disable for _, bar in made)  # no terminal here
+
+
+def test_a_layer_whose_weight_goes_to_a_function_is_whole_and_named():
+    def wiring(net, x):
+        x = F.conv2d(net.first(x).relu(), net.used.weight, net.used.bias, padding=1)
+        return net.head(net.inner(x).relu() + x)
+
+    def make():
+        return Net(wiring, first=conv_bn(3, 8), used=nn.Conv2d(8, 6, 3, padding=1),
+                   inner=nn.Sequential(conv_bn(6, 8), nn.ReLU(), conv_bn(8, 6)),
+                   head=head(6))  # fmt: skip
+
+    model = seeded(make).double()
+    x = noise(2, 3, 8, 8)
+    graph = trace_channels(model, x)
+    assert "used" in graph.protected["first.0"]
+    assert [group.name for group in graph.groups] == ["inner.0.0"]
+    plan = ChannelPlan.random(graph)
+    assert difference(mask(model, plan)(x), shrink(model, plan)(x)) < 1e-10
+
+
+def test_a_layer_over_a_table_without_a_batch():
+    """Swin V2 makes its position bias of a constant table."""
+
+    def wiring(net, x):
+        bias = net.up(net.down(net.table).relu())  # (1, 4, 4, 6)
+        return net.head((net.body(x) + bias.permute(0, 3, 1, 2)).relu())
+
+    def make():
+        net = Net(wiring, body=conv_bn(3, 6), down=nn.Linear(2, 8), up=nn.Linear(8, 6),
+                  head=head(6))  # fmt: skip
+        net.register_buffer("table", torch.linspace(-1, 1, 32).view(1, 4, 4, 2))
+        return net
+
+    model = seeded(make).double()
+    x = noise(2, 3, 4, 4)
+    graph = trace_channels(model, x)
+    assert "down" in {group.name for group in graph.groups}
+    plan = ChannelPlan.random(graph)
+    assert difference(mask(model, plan)(x), shrink(model, plan)(x)) < 1e-10
