@@ -11,6 +11,7 @@ from stamppruner.pruner import STAMPPruner
 from stamppruner.result import PruneResult
 from stamppruner.shortcuts import apply_projections, project_shortcuts, projections
 from stamppruner.slim import describe, load_slim
+from stamppruner.swap import SwapTest, swap_test
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler
 from stamppruner.trace import trace_channels
 
@@ -24,6 +25,8 @@ __all__ = [
     "Task",
     "finetune",
     "evaluate",
+    "swap_test",
+    "SwapTest",
     "load_slim",
     "describe",
     "trace_channels",
