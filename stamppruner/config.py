@@ -25,6 +25,10 @@ class STAMPConfig:
         weights_lr: learning rate of W.
         pi_lr: of the posterior's a and b.
         theta_lr: of the set encoder, gamma and beta.
+        weight_steps: steps of SGD in every iteration that train W under hard masks of random tasks
+            and budgets, taught by the backbone (see :mod:`~stamppruner.slimmable`); for references
+            whose labels are the model's outputs. 0 leaves W to the outer loop, as in the paper.
+        weight_lr: greatest learning rate of these steps; weight_batch: images in each.
         temperature: of the concrete relaxation while gates are learned.
         kl_scale: weight of the KL term next to its 1/N.
         alpha: of the sparsity prior beta(alpha, 1).
@@ -61,6 +65,9 @@ class STAMPConfig:
     weights_lr: float = 1e-4
     pi_lr: float = 1e-2
     theta_lr: float = 1e-3
+    weight_steps: int = 20
+    weight_lr: float = 0.02
+    weight_batch: int = 128
     temperature: float = 0.67
     kl_scale: float = 1.0
     alpha: float = 1e-4
@@ -85,11 +92,12 @@ class STAMPConfig:
     def __post_init__(self) -> None:
         least = dict.fromkeys(("iterations", "tasks_per_iteration", "shots", "minibatch_size"), 1)
         least |= {"round_to": 1, "set_size": 1, "ways": 2, "seed": 0}
+        least |= {"weight_steps": 0, "weight_batch": 2}
         for name, low in least.items():
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
             self._require(name, whole and value >= low, f"a whole number of at least {low}")
-        for name in ("weights_lr", "pi_lr", "theta_lr", "kl_scale", "prune_epochs"):
+        for name in ("weights_lr", "pi_lr", "theta_lr", "weight_lr", "kl_scale", "prune_epochs"):
             value = getattr(self, name)
             self._require(name, 0 <= value < math.inf, "a finite number of at least 0")
         for name in ("temperature", "alpha"):
@@ -118,6 +126,7 @@ class STAMPConfig:
             "weights_lr": 1e-3,
             "pi_lr": 1e-2,
             "theta_lr": 1e-3,
+            "weight_steps": 0,
             "kl_scale": 1.0,
             "alpha": 1e-4,
             "temperature": 0.1,

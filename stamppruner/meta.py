@@ -20,7 +20,8 @@ from stamppruner.gated import GatedNet
 from stamppruner.heads import fit_ridge_, head_inputs, new_head, set_module
 from stamppruner.history import History
 from stamppruner.progress import bar
-from stamppruner.tasks import Task, TaskSource
+from stamppruner.slimmable import SlimmableTraining
+from stamppruner.tasks import Task, TaskSampler, TaskSource
 
 Callback = Callable[[int, dict[str, float]], None]
 """Called after every iteration with its number and figures."""
@@ -41,6 +42,8 @@ class MetaLearner:
         head: name of the classification head, None if there is not a single one.
         fitted_heads: fit a head for every task in closed form, for tasks whose labels are not
             those of the head; else the head's rows of the task's classes are used.
+        task_keep: ``(T, num_channels)`` keep probabilities of reference tasks; given them and a
+            :class:`~stamppruner.TaskSampler`, W is trained under masks in every iteration.
     """
 
     net: GatedNet
@@ -48,6 +51,7 @@ class MetaLearner:
     config: STAMPConfig
     head: str | None
     fitted_heads: bool
+    task_keep: Tensor | None = None
 
     def __post_init__(self) -> None:
         self._generator = torch.Generator().manual_seed(self.config.seed)
@@ -59,12 +63,20 @@ class MetaLearner:
             round_to=self.config.round_to,
         )
         self._kl_weight = self.config.kl_scale / self.source.num_images
+        self._slimmable: SlimmableTraining | None = None
+        if self.task_keep is None or not isinstance(self.source, TaskSampler):
+            return
+        if self.config.weight_steps and self.net.weights():
+            self._slimmable = SlimmableTraining(
+                self.net, self.source, self._chooser, self.task_keep, self.config
+            )
 
     def run(self, *, progress: bool, callback: Callback | None) -> History:
         """Do all iterations (line 2) and return their figures.
 
         Each row has ``loss``, ``accuracy`` (of the last minibatches), ``macs`` (expected share)
-        and ``live`` (share of channels with E[m] above the threshold).
+        and ``live`` (share of channels with E[m] above the threshold); where W is trained under
+        masks, ``weight_loss`` as well.
         """
         history = History()
         parameters = self.net.parameters()
@@ -92,6 +104,8 @@ class MetaLearner:
                 group["lr"] = group["initial_lr"] * rate
             outer.step()  # line 8, Eq. 4
             figures = {k: float(np.mean([row[k] for row in rows])) for k in rows[0]}
+            if self._slimmable is not None:
+                figures["weight_loss"] = self._slimmable.run(self.config.weight_steps)
             history.add(iteration=i, **figures)
             shown.set_postfix({k: f"{v:.3g}" for k, v in figures.items()})
             if callback is not None:

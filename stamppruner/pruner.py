@@ -39,7 +39,7 @@ from stamppruner.shortcuts import projected
 from stamppruner.target import check_fits, first_images
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
 from stamppruner.trace import trace_channels
-from stamppruner.warmstart import blend_target, warm_start_on_tasks
+from stamppruner.warmstart import blend_target, keep_by_rank, task_scores, warm_start_on_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ _FIT_BATCH = 50
 SHORTCUTS = ("couple", "project")
 """Values of ``STAMPPruner(shortcuts=...)``."""
 
-_WARM_TASKS = 8
-"""Reference tasks that pi is warm-started on."""
+_WARM_TASKS = 16
+"""Reference tasks whose scores pi starts from, and whose masks W is trained under."""
 
 
 class NotMetaFittedWarning(UserWarning):
@@ -149,9 +149,13 @@ class STAMPPruner:
         check_fits(net.model, probe_tasks[0].images[:1].to(net.device), int(not fitted))
         if not fitted:
             _check_outputs(net, _classes(source, probe_tasks))
-        if config.warm_start and not fitted:
-            warm_start_on_tasks(net, _peek(source, _WARM_TASKS))
-        learner = MetaLearner(net, source, config, head, fitted)
+        keep = None
+        if not fitted and (config.warm_start or config.weight_steps):
+            scores = task_scores(net, _peek(source, _WARM_TASKS))
+            keep = torch.stack([keep_by_rank(one, net) for one in scores])
+            if config.warm_start:
+                warm_start_on_tasks(net, scores)
+        learner = MetaLearner(net, source, config, head, fitted, keep)
         try:
             self.history = learner.run(progress=progress, callback=callback)
         finally:

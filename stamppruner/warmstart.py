@@ -15,9 +15,9 @@ from stamppruner.taylor import relative_to_group, taylor_scores
 _BATCH = 50
 
 
-def warm_start_on_tasks(net: GatedNet, tasks: Iterable[Task]) -> None:
-    """Set pi from Taylor scores on reference tasks, each with the head's rows of its classes."""
-    squares = []
+def task_scores(net: GatedNet, tasks: Iterable[Task]) -> Tensor:
+    """Taylor scores on reference tasks, each with the head's rows of its classes: ``(T, C)``."""
+    scores = []
     for task in tasks:
         task = task.to(net.device)
         rows = torch.tensor(task.classes, device=net.device)
@@ -25,9 +25,13 @@ def warm_start_on_tasks(net: GatedNet, tasks: Iterable[Task]) -> None:
         def loss(logits: Tensor, labels: Tensor, rows: Tensor = rows) -> Tensor:
             return F.cross_entropy(logits.index_select(1, rows), labels, reduction="none")
 
-        scores = taylor_scores(net.model, net.graph, task.minibatches(_BATCH), loss)
-        squares.append(scores.square())
-    net.posterior.warm_start(_keep_by_rank(torch.stack(squares).mean(0).sqrt(), net))
+        scores.append(taylor_scores(net.model, net.graph, task.minibatches(_BATCH), loss))
+    return torch.stack(scores)
+
+
+def warm_start_on_tasks(net: GatedNet, scores: Tensor) -> None:
+    """Set pi from the scores ``(T, C)`` of reference tasks: their root mean square, by rank."""
+    net.posterior.warm_start(keep_by_rank(scores.square().mean(0).sqrt(), net))
 
 
 def blend_target(net: GatedNet, batches: Iterable[tuple[Tensor, Tensor]], weight: float) -> None:
@@ -40,13 +44,13 @@ def blend_target(net: GatedNet, batches: Iterable[tuple[Tensor, Tensor]], weight
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels, reduction="none")
 
-    target = _keep_by_rank(taylor_scores(net.model, net.graph, batches, loss), net)
+    target = keep_by_rank(taylor_scores(net.model, net.graph, batches, loss), net)
     with torch.no_grad():
         prior = net.posterior.keep_probability()
     net.posterior.warm_start((1 - weight) * prior + weight * target.to(prior))
 
 
-def _keep_by_rank(scores: Tensor, net: GatedNet) -> Tensor:
+def keep_by_rank(scores: Tensor, net: GatedNet) -> Tensor:
     """Keep probabilities that are uniform in the rank of a channel's relative score."""
     rank = relative_to_group(scores, net.graph).argsort().argsort().to(scores.dtype)
     return 0.02 + 0.96 * rank / max(1, len(rank) - 1)

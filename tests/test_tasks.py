@@ -496,3 +496,23 @@ def test_good_batches_pass(images):
 def test_bad_batches_are_refused(images, labels, options, named):
     with pytest.raises(DataError, match=f"target loader: .*{named}"):
         check_batch(images, labels, where="target loader", **options)
+
+
+def test_minibatches_of_all_classes_follow_from_seed_and_step() -> None:
+    images = torch.arange(60.0).view(60, 1, 1, 1)
+    labels = torch.arange(60) % 5 + 2  # classes 2 .. 6
+    sampler = TaskSampler(TensorDataset(images, labels), 2, 4, seed=1)
+    x, y = sampler.minibatch(0, 400)
+    assert x.shape == (400, 1, 1, 1)
+    assert torch.equal(labels[x.flatten().long()], y)
+    assert sorted(set(y.tolist())) == [2, 3, 4, 5, 6]
+    assert torch.bincount(y)[2:].min() > 50
+    assert torch.equal(sampler.minibatch(0, 400)[0], x)
+    assert not torch.equal(sampler.minibatch(1, 400)[0], x)
+    assert sampler.iteration == 0
+
+
+def test_minibatches_are_transformed_like_tasks() -> None:
+    data = TensorDataset(torch.ones(20, 1, 2, 2), torch.arange(20) % 2)
+    sampler = TaskSampler(data, 2, 4, transform=lambda x, _g: 3 * x)
+    assert float(sampler.minibatch(0, 6)[0].min()) == 3

@@ -14,7 +14,7 @@ from stamppruner.gated import GatedNet
 from stamppruner.posteriors import BetaBernoulli
 from stamppruner.tasks import TaskSampler
 from stamppruner.taylor import relative_to_group, taylor_scores
-from stamppruner.warmstart import blend_target, warm_start_on_tasks
+from stamppruner.warmstart import blend_target, task_scores, warm_start_on_tasks
 
 IMAGES, LABELS = stripes(4)
 
@@ -74,7 +74,7 @@ def test_tasks_use_the_rows_of_their_classes_and_are_averaged(net: GatedNet) -> 
         squares.append(scores.square())
     expected = relative_to_group(torch.stack(squares).mean(0).sqrt(), net.graph)
     before = snapshot(net.model)
-    warm_start_on_tasks(net, tasks)
+    warm_start_on_tasks(net, task_scores(net, tasks))
     found = keep(net)
     assert (found[expected.argsort()].diff() > 0).all()
     assert found.min() == pytest.approx(0.02, abs=1e-3)

@@ -88,6 +88,20 @@ class TaskSampler:
         rng = np.random.default_rng([self.seed, iteration])
         return [self._draw(classes, rng) for classes in self._partition(n, rng)]
 
+    def minibatch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+        """Images ``(size, C, H, W)`` of all classes, and their labels in the dataset ``(size,)``.
+
+        Classes come equally often in the mean; the choice follows from the seed and ``step``.
+
+        Raises:
+            DataError: images that are not finite floating point of one shape.
+        """
+        rng = np.random.default_rng([self.seed, step, 1])
+        ids = np.array(sorted(self.by_class), dtype=np.int64)
+        labels = rng.choice(ids, size)
+        indices = np.array([rng.choice(self.by_class[c]) for c in labels.tolist()])
+        return self._images(indices, labels, rng), torch.from_numpy(labels)
+
     def state_dict(self) -> dict[str, Any]:
         """Settings and the number of calls so far, JSON-able."""
         return {**self._settings(), "iteration": self.iteration}
@@ -112,14 +126,18 @@ class TaskSampler:
         chosen = [rng.choice(self.by_class[c], self.shots, replace=False) for c in classes.tolist()]
         order = rng.permutation(self.ways * self.shots)
         indices = np.concatenate(chosen)[order]
+        images = self._images(indices, classes[order // self.shots], rng)
+        labels = torch.from_numpy(order // self.shots)
+        return Task(images, labels, tuple(classes.tolist()))
+
+    def _images(self, indices: IntArray, classes: IntArray, rng: np.random.Generator) -> Tensor:
         images = fetch_images(self.dataset, indices, "TaskSampler")
-        check_drawn(images, classes[order // self.shots], indices, "TaskSampler")
+        check_drawn(images, classes, indices, "TaskSampler")
         if self.transform is not None:
             generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
             images = self.transform(images, generator)
             check_batch(images, where="TaskSampler, after transform")
-        labels = torch.from_numpy(order // self.shots)
-        return Task(images, labels, tuple(classes.tolist()))
+        return images
 
 
 def _check_draw(by_class: Mapping[int, IntArray], ways: int, shots: int, seed: int) -> None:

@@ -1,0 +1,130 @@
+"""Small targets, unlike each other, for the benchmarks of task-adaptive pruning.
+
+Each is a pair (training set, test set) of images at 32x32 RGB. ``held_out=True`` gives as test set
+training images that no seed trains on, to choose settings with; the test images stay unseen.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stamppruner.data import (
+    ArrayDataset,
+    balanced_subset,
+    cifar10,
+    digits,
+    load_dataset,
+    render_characters,
+)
+from stamppruner.errors import DataError
+
+Pair = tuple[ArrayDataset, ArrayDataset]
+
+FASHION_MEAN, FASHION_STD = 0.219, 0.330
+"""Of the images padded to 32x32."""
+
+ALPHABET = "ΓΔΘΛΞΠΣΦΨΩ"
+_HELD_OUT = 2000
+_VEHICLES = {"airplane", "automobile", "ship", "truck"}
+
+
+class Targets:
+    """Makes targets by name.
+
+    Args:
+        cifar: folder of CIFAR-10, as for :func:`stamppruner.data.cifar10`.
+        fashion: folder with the four idx files of Fashion-MNIST, gzipped; None leaves it out.
+        cache: folder for decoded images.
+    """
+
+    def __init__(self, cifar: Path, fashion: Path | None, cache: Path | None = None) -> None:
+        self._cifar, self._fashion, self._cache = cifar, fashion, cache
+        self._read: dict[str, Pair] = {}
+        self.makers: dict[str, Callable[[int], Pair]] = {
+            "cifar10": lambda n: self._cifar10(),
+            "cifar10-5000": lambda n: self._cifar10(),
+            "animals-vehicles": lambda n: _relabelled(self._cifar10()),
+            "inverted": lambda n: _inverted(self._cifar10()),
+            "digits": lambda seed: digits(50, seed),
+            "greek": lambda n: _greek(),
+        }
+        if fashion is not None:
+            self.makers["fashion"] = lambda n: self._fashion_mnist(fashion)
+
+    def get(self, name: str, seed: int, *, held_out: bool = False) -> Pair:
+        """Training images drawn by the seed (1,000; 500 of the digits and the alphabet), and test.
+
+        Raises:
+            DataError: no such target, or its images are not there.
+        """
+        if name not in self.makers:
+            raise DataError(f"no target {name!r}: there are {', '.join(self.makers)}")
+        train, test = self.makers[name](seed)
+        if name == "digits":  # drawn already; all the rest are test images
+            return train, _halves(test)[0 if held_out else 1]
+        chosen, kept = _halves(train) if held_out else (train, test)
+        total = {"cifar10-5000": 5000, "greek": 500}.get(name, 1000)
+        rest = balanced_subset(kept, min(_HELD_OUT, len(kept)), 0) if held_out else kept
+        return balanced_subset(chosen, total, seed), rest
+
+    def _cifar10(self) -> Pair:
+        if "cifar10" not in self._read:
+            self._read["cifar10"] = load_dataset(cifar10, self._cifar, cache=self._cache)
+        return self._read["cifar10"]
+
+    def _fashion_mnist(self, folder: Path) -> Pair:
+        if "fashion" not in self._read:
+            train, test = (_idx(folder, part) for part in ("train", "t10k"))
+            self._read["fashion"] = train, test
+        return self._read["fashion"]
+
+
+def _idx(folder: Path, part: str) -> ArrayDataset:
+    """Images and labels of one part of Fashion-MNIST (Xiao et al. 2017), padded to 32x32."""
+    try:
+        with gzip.open(folder / f"{part}-images-idx3-ubyte.gz") as file:
+            grey = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 28, 28)
+        with gzip.open(folder / f"{part}-labels-idx1-ubyte.gz") as file:
+            labels = np.frombuffer(file.read(), np.uint8, offset=8).astype(np.int64)
+    except OSError as error:
+        raise DataError(f"{folder}: Fashion-MNIST is not there ({error})") from error
+    pixels = np.pad(grey, ((0, 0), (2, 2), (2, 2)))[..., None].repeat(3, axis=-1)
+    return ArrayDataset(pixels, labels, mean=[FASHION_MEAN] * 3, std=[FASHION_STD] * 3)
+
+
+def _greek() -> Pair:
+    """Rendered capital letters: 100 images a class to train on, 150 to test."""
+    train = render_characters(100, seed=3, classes=ALPHABET)
+    return train, render_characters(150, seed=4, classes=ALPHABET)
+
+
+def _relabelled(pair: Pair) -> Pair:
+    """CIFAR-10 as two classes: animals and vehicles."""
+
+    def one(data: ArrayDataset) -> ArrayDataset:
+        kinds = torch.tensor([int(name in _VEHICLES) for name in data.classes])
+        twin = data.with_augment(None)
+        twin.targets, twin.classes = kinds[data.targets], ("animal", "vehicle")
+        return twin
+
+    return one(pair[0]), one(pair[1])
+
+
+def _inverted(pair: Pair) -> Pair:
+    def one(data: ArrayDataset) -> ArrayDataset:
+        twin = data.with_augment(None)
+        twin.images = 255 - data.images
+        return twin
+
+    return one(pair[0]), one(pair[1])
+
+
+def _halves(data: ArrayDataset) -> Pair:
+    """Two halves that do not overlap, the same every time."""
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+    return data.subset(order[: len(data) // 2]), data.subset(order[len(data) // 2 :])
