@@ -36,6 +36,7 @@ from stamppruner.posteriors import BetaBernoulli, Posterior
 from stamppruner.projection import projections, replay_
 from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
 from stamppruner.shortcuts import projected
+from stamppruner.statistics import ImageStatistics
 from stamppruner.target import check_fits, first_images
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
 from stamppruner.trace import trace_channels
@@ -57,6 +58,10 @@ _WARM_TASKS = 16
 
 class NotMetaFittedWarning(UserWarning):
     """Pruning without :meth:`STAMPPruner.meta_fit`: masks come from the target alone."""
+
+
+class UnlikeImagesWarning(UserWarning):
+    """The target's images seem to be scaled in another way than the reference's."""
 
 
 class STAMPPruner:
@@ -108,6 +113,7 @@ class STAMPPruner:
         self._posterior, self._encoder = posterior, encoder
         self._net: GatedNet | None = None
         self._coupled: dict[str, str] = {}
+        self._seen: ImageStatistics | None = None  # of the reference
         if not isinstance(model, nn.Module):
             raise UnsupportedModelError(f"{model!r} is no module: pass a model, not its class")
         if example_inputs is not None:
@@ -161,6 +167,7 @@ class STAMPPruner:
         finally:
             _modes_like(net.model, self.model)
         self.meta_fitted = True
+        self._seen = ImageStatistics.of(probe_tasks[0].images)
         self._warn_dead(self.history)
         return self
 
@@ -216,6 +223,10 @@ class STAMPPruner:
                 f"the target's images are {tuple(target.images.shape[1:])}: multiply-adds are "
                 f"counted for {shape}, the size that the model was traced with"
             )
+        found = self._seen.unlike(ImageStatistics.of(target.images)) if self._seen else None
+        if found is not None:
+            notes.append(found)
+            warnings.warn(found, UnlikeImagesWarning, stacklevel=5)
         if head is None:
             notes.append(
                 "the head was left as it is: the model's output is not that of one linear layer"
@@ -290,6 +301,7 @@ class STAMPPruner:
             "coupled": self._coupled,
             "projections": projections(net.model),
             "meta_fitted": self.meta_fitted,
+            "image_statistics": self._seen.to_json() if self._seen else None,
             "history": self.history.rows,
         }
         pruner_file.write(path, self._parts(), record)
@@ -323,6 +335,7 @@ class STAMPPruner:
             protect, history = tuple(record["protect"]), History(list(record["history"]))
             meta_fitted = bool(record["meta_fitted"])
             shortcuts, coupled = record.get("shortcuts", "couple"), dict(record.get("coupled", {}))
+            seen = ImageStatistics.from_json(record.get("image_statistics"))
             if shortcuts not in SHORTCUTS:
                 raise ValueError(f"shortcuts={shortcuts!r}")
         except (KeyError, ValueError, TypeError, ConfigError) as error:
@@ -338,7 +351,7 @@ class STAMPPruner:
         for part, module in pruner._parts().items():
             pruner_file.load_part_(module, part, tensors, path)
         pruner.history, pruner.meta_fitted = history, meta_fitted
-        pruner.shortcuts, pruner._coupled = shortcuts, coupled
+        pruner.shortcuts, pruner._coupled, pruner._seen = shortcuts, coupled, seen
         return pruner
 
     def _parts(self) -> dict[str, nn.Module]:

@@ -15,6 +15,7 @@ import torch
 from nets import conv_bn
 from stripes import dataset, hooks, loader, resnet, same_state, snapshot, stripes, vgg
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from stamppruner import (
@@ -37,7 +38,7 @@ from stamppruner.errors import (
 )
 from stamppruner.io import read_safetensors, write_safetensors
 from stamppruner.posteriors import BetaBernoulli
-from stamppruner.pruner import NotMetaFittedWarning
+from stamppruner.pruner import NotMetaFittedWarning, UnlikeImagesWarning
 from stamppruner.pruner_file import FORMAT
 
 SMALL = STAMPConfig(
@@ -723,3 +724,13 @@ def test_data_sets_without_a_transform_name_the_remedy() -> None:
 def test_a_class_in_place_of_a_model() -> None:
     with pytest.raises(UnsupportedModelError, match="not its class"):
         STAMPPruner(nn.Linear)  # type: ignore[arg-type]
+
+
+def test_images_of_another_scale_are_warned_about(fitted: STAMPPruner, tmp_path: Path) -> None:
+    images, labels = stripes(8, seed=3)
+    scaled = TensorDataset(images * 255, labels)
+    fitted.save(tmp_path / "pruner.safetensors")
+    for pruner in (fitted, STAMPPruner.load(tmp_path / "pruner.safetensors", vgg())):
+        with pytest.warns(UnlikeImagesWarning, match="normalise both alike"):
+            result = pruner.prune(scaled, HALF, progress=False)
+        assert any("normalise both alike" in note for note in result.report.warnings)
