@@ -4,6 +4,7 @@ from stamppruner.budget import Budget
 from stamppruner.certificate import Equivalence, check_equivalence, shrink
 from stamppruner.channels import ChannelGraph, ChannelGroup, ChannelPlan
 from stamppruner.config import STAMPConfig
+from stamppruner.diagnostics import Diagnosis, diagnose
 from stamppruner.errors import StampError
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.gates import Gates, mask
@@ -27,6 +28,8 @@ __all__ = [
     "evaluate",
     "swap_test",
     "SwapTest",
+    "diagnose",
+    "Diagnosis",
     "load_slim",
     "describe",
     "trace_channels",

@@ -256,7 +256,7 @@ class STAMPPruner:
             else chooser.threshold(scores, config.threshold)
         )
         timings["choose_channels"] = perf_counter() - start
-        return finish(
+        result = finish(
             dense,
             plan,
             target,
@@ -275,11 +275,18 @@ class STAMPPruner:
             },
             measure_latency=config.measure_latency,
         )
+        result.keep_probability = scores
+        return result
 
-    def keep_probability(self, images: Tensor) -> np.ndarray:
-        """``E[m]`` of every channel, ``(num_channels,)``, for a set of images ``(B, C, H, W)``."""
+    def keep_probability(self, images: Tensor | None = None) -> np.ndarray:
+        """``E[m]`` of every channel, ``(num_channels,)``, for a set of images ``(B, C, H, W)``.
+
+        Without images it is ``E[pi]``, what is known before any set is seen.
+        """
         net = self._gated()
         with torch.no_grad():
+            if images is None:
+                return net.posterior.keep_probability().cpu().numpy()
             return net.keep_probability(images.to(net.device)).cpu().numpy()
 
     def save(self, path: PathLike) -> None:

@@ -15,7 +15,7 @@ from stamppruner import ranks
 from stamppruner.batchnorm import recalibrate_
 from stamppruner.budget import Budget, Chooser
 from stamppruner.certificate import shrink
-from stamppruner.channels import ChannelGraph, ChannelPlan
+from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.errors import UnsupportedModelError
 from stamppruner.evidence import running_statistics
 from stamppruner.finetune import evaluate, finetune
@@ -51,12 +51,15 @@ class PruneResult:
         plan: which channels were kept.
         report: printable, and savable as HTML or JSON.
         history: of :meth:`finetune`.
+        keep_probability: ``E[m]`` of every channel for the target, ``(num_channels,)``, by which
+            they were ranked; None of a baseline.
     """
 
     model: nn.Module
     plan: ChannelPlan
     report: Report
     history: History = field(default_factory=History)
+    keep_probability: FloatArray | None = None
 
     def finetune(self, loader: Any, epochs: int, **settings: Any) -> History:
         """Train the slim model; see :func:`stamppruner.finetune` for the settings.
