@@ -124,7 +124,7 @@ class Bench:
         return {
             "method": method, "target": target, "macs": macs, "seed": seed, "before": before,
             "after": evaluate(result.model, test), "prune_seconds": prune_seconds,
-            "finetune_seconds": time.perf_counter() - start, "reached": dict(reached),
+            "finetune_seconds": time.perf_counter() - start, "reached": dict(reached or {}),
         }  # fmt: skip
 
     def loader(self, target: str, train: ArrayDataset, seed: int) -> BatchLoader:
