@@ -68,7 +68,7 @@ class Targets:
         if name == "digits":  # drawn already; all the rest are test images
             return train, _halves(test)[0 if held_out else 1]
         chosen, kept = _halves(train) if held_out else (train, test)
-        total = {"cifar10-5000": 5000, "greek": 500}.get(name, 1000)
+        total = {"cifar10-5000": 5000, "greek": 400 if held_out else 500}.get(name, 1000)
         rest = balanced_subset(kept, min(_HELD_OUT, len(kept)), 0) if held_out else kept
         return balanced_subset(chosen, total, seed), rest
 
