@@ -69,7 +69,7 @@ class Targets:
             return train, _halves(test)[0 if held_out else 1]
         chosen, kept = _halves(train) if held_out else (train, test)
         total = {"cifar10-5000": 5000, "greek": 400 if held_out else 500}.get(name, 1000)
-        rest = balanced_subset(kept, min(_HELD_OUT, len(kept)), 0) if held_out else kept
+        rest = balanced_subset(kept, min(_HELD_OUT, len(kept) * 4 // 5), 0) if held_out else kept
         return balanced_subset(chosen, total, seed), rest
 
     def _cifar10(self) -> Pair:
