@@ -174,7 +174,9 @@ def run_demo(
     config = config or DemoConfig()
     if config.arch not in ("resnet", "vgg"):
         raise StampError(f"arch is {config.arch!r}: choose 'resnet' or 'vgg'")
-    settings = STAMPConfig(iterations=config.iterations, amp=True, seed=config.seed)
+    settings = STAMPConfig(
+        iterations=config.iterations, weight_steps=10, weight_batch=64, amp=True, seed=config.seed
+    )
     folder = Path(out) if out is not None else None
     if folder is not None:
         _prepare(folder)
