@@ -43,7 +43,7 @@ from stamppruner.data import ArrayDataset, BatchLoader, CropFlip, cifar100, load
 from stamppruner.io import atomic_write
 from stamppruner.models import resnet18, vgg19
 from stamppruner.report.format import markdown_table
-from stamppruner.swap import mean_interval
+from stamppruner.swap import SwapTest, iou, mean_interval
 
 RESULTS = Path(__file__).parent / "results"
 NETS = {"vgg19": vgg19, "resnet18": resnet18}
@@ -147,7 +147,7 @@ class Bench:
             for n in names
         ]
         own = [self.pruner.prune(pairs[n][0], Budget(macs=macs), progress=False) for n in names]
-        same = [_iou(a, b) for a, b in zip(own, resampled, strict=True)]
+        same = [iou(a.plan.keep, b.plan.keep) for a, b in zip(own, resampled, strict=True)]
         return {"macs": macs, "seed": seed, "iou_resampled": same, **found.to_json()}
 
     def _reference(self) -> Pair:
@@ -199,11 +199,6 @@ def _reset_(model: nn.Module, seed: int) -> None:
             module.reset_parameters()
 
 
-def _iou(a: PruneResult, b: PruneResult) -> float:
-    union = int((a.plan.keep | b.plan.keep).sum())
-    return float((a.plan.keep & b.plan.keep).sum() / union)
-
-
 def cells(args: argparse.Namespace, methods: list[str]) -> Iterator[tuple[str, str, float, int]]:
     """All runs; a full network is run once, whatever the budgets."""
     for seed in args.seeds:
@@ -241,21 +236,16 @@ def tables(record: Record) -> str:
         text += markdown_table(["method", *targets, "STAMP minus it, after"], rows) + "\n"
     for macs in sorted({s["macs"] for s in record.get("swaps", [])}, reverse=True):
         found = [s for s in record["swaps"] if s["macs"] == macs]
+        tests = [SwapTest.from_json(s) for s in found]
         text += f"\nSwap test at {100 * macs:.0f}% of the MACs, own minus other, points: "
         for stage in ("before", "after"):
-            own = np.concatenate([_own_minus_other(np.array(s[stage])) for s in found])
+            own = np.concatenate([test.differences(stage) for test in tests])
             mean, low, high = (100 * x for x in mean_interval(own))
             text += f"{stage} fine-tuning {mean:+.1f} ({low:+.1f} to {high:+.1f}); "
-        iou = np.array([s["iou"] for s in found])
-        others = iou[:, ~np.eye(iou.shape[1], dtype=bool)].mean()
+        others = np.mean([test.overlap for test in tests])
         same = np.mean([s["iou_resampled"] for s in found])
         text += f"IoU {others:.2f}, of the same target resampled {same:.2f}.\n"
     return text
-
-
-def _own_minus_other(accuracy: np.ndarray) -> np.ndarray:
-    gain = np.diag(accuracy)[None, :] - accuracy
-    return gain[~np.eye(len(gain), dtype=bool)]
 
 
 def _cell(found: list[Record]) -> str:

@@ -18,12 +18,11 @@ from stamppruner.costs import Macs
 from stamppruner.errors import ConfigError, DataError
 from stamppruner.result import PruneResult
 from stamppruner.swap import iou
-from stamppruner.target import sample_target
+from stamppruner.target import SAMPLE, sample_target
 
 if TYPE_CHECKING:
     from stamppruner.pruner import STAMPPruner
 
-_SAMPLE = 2000
 _BINS = 10
 _DEAD = 0.01
 """Share of live gates below which they count as dead."""
@@ -93,7 +92,7 @@ def diagnose(pruner: STAMPPruner, sets: Mapping[str, Any], budget: Budget) -> Di
     plain.config = dataclasses.replace(pruner.config, reconstruct=False, measure_latency=False)
     results = {}
     for name, data in sets.items():
-        target = sample_target(data, _SAMPLE, seed=pruner.config.seed)
+        target = sample_target(data, SAMPLE, seed=pruner.config.seed)
         middle = len(target.labels) // 2
         for half, part in enumerate((slice(0, middle), slice(middle, None))):
             images, labels = target.images[part], target.labels[part]

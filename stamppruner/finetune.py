@@ -82,7 +82,7 @@ def finetune(
             loss_sum = correct = count = 0.0
             for images, labels in checked_batches(batches):
                 for group in optimizer.param_groups:
-                    group["lr"] = lr * _schedule(done / steps, warmup)
+                    group["lr"] = lr * warm_cosine(done / steps, warmup)
                 images, labels = images.to(device), labels.to(device)
                 with torch.autocast(device.type, torch.bfloat16, enabled=amp):
                     logits = _forward(model, images)
@@ -147,8 +147,8 @@ def _forward(model: nn.Module, images: torch.Tensor) -> Any:
         ) from error
 
 
-def _schedule(share: float, warmup: float) -> float:
-    """Factor of the learning rate after a share of all steps."""
+def warm_cosine(share: float, warmup: float) -> float:
+    """Factor of the learning rate after a share of all steps: linear warm-up, then a cosine."""
     if share < warmup:
         return (share + 0.01) / (warmup + 0.01)
     return 0.5 * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup)))

@@ -37,15 +37,12 @@ from stamppruner.projection import projections, replay_
 from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
 from stamppruner.shortcuts import projected
 from stamppruner.statistics import ImageStatistics
-from stamppruner.target import check_fits, first_images
+from stamppruner.target import SAMPLE, check_fits, first_images
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
 from stamppruner.trace import trace_channels
 from stamppruner.warmstart import blend_target, keep_by_rank, task_scores, warm_start_on_tasks
 
 logger = logging.getLogger(__name__)
-
-_SAMPLE = 2000
-"""Target images that ridge heads and batch norms are fitted on."""
 
 _FIT_BATCH = 50
 
@@ -208,7 +205,7 @@ class STAMPPruner:
             self._trace(first_images(target_loader)[:1])
         traced = self._gated()
         config, shape = self.config, _image_shape(traced.graph)
-        target = ranks.sample_target(target_loader, _SAMPLE, channels=shape[0], seed=config.seed)
+        target = ranks.sample_target(target_loader, SAMPLE, channels=shape[0], seed=config.seed)
         notes: list[str] = []
         dense, graph = with_classes(traced.model, traced.graph, target.num_classes)
         net = GatedNet(dense, graph, copy.deepcopy(traced.posterior), copy.deepcopy(traced.encoder))

@@ -9,7 +9,6 @@ the same for all data).
 from __future__ import annotations
 
 import copy
-import math
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from stamppruner.budget import Budget, Chooser
 from stamppruner.config import STAMPConfig
 from stamppruner.errors import DataError
 from stamppruner.evidence import running_statistics
+from stamppruner.finetune import warm_cosine
 from stamppruner.gated import GatedNet
 from stamppruner.tasks import TaskSampler
 
@@ -91,7 +91,7 @@ class SlimmableTraining:
                 f"lower weight_lr={config.weight_lr}"
             )
         for group in self._optimizer.param_groups:
-            group["lr"] = config.weight_lr * _schedule(self.done / self.total)
+            group["lr"] = config.weight_lr * warm_cosine(self.done / self.total, _WARM_UP)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
@@ -120,10 +120,3 @@ def distillation(logits: Tensor, taught: Tensor, temperature: float = _TEMPERATU
         log_target=True,
     )
     return soft * temperature**2
-
-
-def _schedule(share: float) -> float:
-    """Factor of the learning rate after a share of all steps: linear warm-up, then a cosine."""
-    if share < _WARM_UP:
-        return (share + 0.01) / (_WARM_UP + 0.01)
-    return 0.5 * (1 + math.cos(math.pi * (share - _WARM_UP) / (1 - _WARM_UP)))

@@ -17,17 +17,14 @@ from torch import nn
 
 from stamppruner.batchnorm import recalibrate_
 from stamppruner.budget import Budget
-from stamppruner.channels import BoolArray, FloatArray
+from stamppruner.channels import BoolArray, ChannelGraph, FloatArray
 from stamppruner.errors import ConfigError, DataError, StampError
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.heads import find_head, new_head, set_module
 from stamppruner.layers import first_floating
 from stamppruner.report.format import markdown_table
 from stamppruner.result import PruneResult, fit_head_
-from stamppruner.target import sample_target
-
-_SAMPLE = 2000
-"""Images of a target that batch norms and the head are fitted on, as in pruning."""
+from stamppruner.target import SAMPLE, Target, sample_target
 
 _BATCH = 128
 
@@ -73,6 +70,22 @@ class SwapTest:
         gain = np.diag(accuracy)[None, :] - accuracy
         return gain[~np.eye(len(gain), dtype=bool)]
 
+    @property
+    def overlap(self) -> float:
+        """Mean IoU of the networks of two targets."""
+        return float(self.iou[~np.eye(len(self.names), dtype=bool)].mean())
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> SwapTest:
+        """Inverse of :meth:`to_json`."""
+        after = record.get("after")
+        return cls(
+            tuple(record["names"]),
+            np.array(record["before"]),
+            None if after is None else np.array(after),
+            np.array(record["iou"]),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, with the means and intervals."""
         stages: tuple[Literal["before", "after"], ...] = ("before", "after")
@@ -91,11 +104,10 @@ class SwapTest:
         ]
         stage: Literal["before", "after"] = "before" if self.after is None else "after"
         mean, low, high = (100 * value for value in mean_interval(self.differences(stage)))
-        others = self.iou[~np.eye(len(self.names), dtype=bool)]
         return (
             markdown_table(["pruned for, used on", *self.names], rows)
             + f"\nown minus other {stage} fine-tuning: {mean:+.1f} points "
-            f"(95% interval {low:+.1f} to {high:+.1f}); IoU of kept channels {others.mean():.2f}"
+            f"(95% interval {low:+.1f} to {high:+.1f}); IoU of kept channels {self.overlap:.2f}"
         )
 
 
@@ -139,10 +151,11 @@ def swap_test(
     after = np.zeros_like(before)
     for column, name in enumerate(names):
         train, test = targets[name]
+        target = sample_target(train, SAMPLE)
         for row, result in enumerate(results):
             model = copy.deepcopy(result.model)
             if row != column:
-                model = _moved(result, train, name)
+                _move_(model, result.plan.graph, target, name)
             before[row, column] = evaluate(model, test)
             if epochs:
                 loader = train if train_loader is None else train_loader(train)
@@ -172,11 +185,9 @@ def _overlaps(masks: list[BoolArray]) -> FloatArray:
     return np.array([[iou(a, b) for b in masks] for a in masks])
 
 
-def _moved(result: PruneResult, data: Any, name: str) -> nn.Module:
-    """A copy of the slim network with the head and the batch norms of other data."""
-    target = sample_target(data, _SAMPLE)
-    model = copy.deepcopy(result.model)
-    head = find_head(model, result.plan.graph)
+def _move_(model: nn.Module, graph: ChannelGraph, target: Target, name: str) -> None:
+    """Give a slim network the head and the batch norms of another target."""
+    head = find_head(model, graph)
     if head is None:
         raise StampError(
             f"the network has no single linear head, so it cannot be moved to target {name!r}"
@@ -187,4 +198,3 @@ def _moved(result: PruneResult, data: Any, name: str) -> nn.Module:
         set_module(model, head, new_head(old, target.num_classes))
     recalibrate_(model, target.image_batches(_BATCH, first_floating(model).device))
     fit_head_(model, head, target)
-    return model

@@ -18,6 +18,9 @@ from stamppruner.tasks import check_batch
 
 Batch = tuple[Tensor, Tensor]
 
+SAMPLE = 2000
+"""Images of a target that heads, batch norms and scores are fitted on."""
+
 
 @dataclass(frozen=True, eq=False)
 class Target:

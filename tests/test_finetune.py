@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from stamppruner import evaluate, finetune
 from stamppruner.errors import ConfigError, DataError, StampError
-from stamppruner.finetune import _schedule
+from stamppruner.finetune import warm_cosine
 
 IMAGES, LABELS = stripes(8)
 
@@ -156,14 +156,14 @@ def test_other_settings_change_the_outcome() -> None:
 
 
 def test_the_rate_rises_and_then_falls_to_zero() -> None:
-    rates = [_schedule(step / 100, 0.1) for step in range(101)]
+    rates = [warm_cosine(step / 100, 0.1) for step in range(101)]
     assert rates[0] < 0.2
     assert max(rates) == pytest.approx(1, abs=0.02)
     assert rates.index(max(rates)) == 10
     assert all(a < b for a, b in pairwise(rates[:11]))
     assert all(a > b for a, b in pairwise(rates[10:]))
     assert rates[-1] == pytest.approx(0, abs=1e-9)
-    assert _schedule(0.0, 0.0) == 1
+    assert warm_cosine(0.0, 0.0) == 1
 
 
 def test_evaluate_counts_in_evaluation_mode() -> None:

@@ -84,6 +84,9 @@ def test_differences_are_own_minus_other():
     record = json.loads(json.dumps(found.to_json()))
     assert record["own_minus_other_after"]["mean"] == pytest.approx(0.25)
     assert record["after"][0] == [0.9, 0.5]
+    again = SwapTest.from_json(record)
+    assert again.to_json() == record
+    assert again.overlap == 0
     assert "own minus other after fine-tuning: +25.0 points" in str(found)
 
 

@@ -15,7 +15,7 @@ from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.heads import find_head, with_classes
 from stamppruner.layers import first_floating
 from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
-from stamppruner.target import check_fits, first_images
+from stamppruner.target import SAMPLE, check_fits, first_images
 from stamppruner.trace import trace_channels
 
 
@@ -40,7 +40,7 @@ class Baseline(ABC):
         *,
         floor: float = 0.05,
         round_to: int = 8,
-        sample: int = 2000,
+        sample: int = SAMPLE,
         reconstruct: bool = False,
         measure_latency: bool = True,
         seed: int = 0,
