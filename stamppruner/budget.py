@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -131,6 +132,23 @@ class Chooser:
     def least(self, name: str) -> float:
         """Cost, by name, of every group at its floor: no budget below it can be met."""
         return float(self.costs[name](self._least_widths()))
+
+    def draw(self, shares: tuple[float, float], random: np.random.Generator) -> Budget:
+        """A budget of MACs whose share is log-uniform in the range, as far as it can be met."""
+        least = self.least("macs") / self.costs["macs"].full
+        low, high = (math.log(max(share, least)) for share in shares)
+        return Budget(macs=min(1.0, math.exp(random.uniform(low, high)) * (1 + 1e-9)))
+
+    def expected_share(self, keep_probability: npt.ArrayLike) -> float:
+        """MACs of the expected widths, as a share of the full network's.
+
+        Args:
+            keep_probability: ``E[m]``, ``(num_channels,)``.
+        """
+        groups = len(self.graph.groups)
+        widths = np.bincount(self.graph.group_of, self._checked(keep_probability), groups)
+        macs = self.costs["macs"]
+        return float(macs(torch.from_numpy(widths))) / macs.full
 
     def threshold(self, scores: npt.ArrayLike, least: float) -> ChannelPlan:
         """Keep the channels whose score reaches ``least``; blocks agree on their mean count."""

@@ -10,11 +10,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from stamppruner.budget import Budget
+from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import FloatArray
-from stamppruner.costs import Macs
 from stamppruner.errors import ConfigError, DataError
 from stamppruner.result import PruneResult
 from stamppruner.swap import iou
@@ -109,13 +107,11 @@ def diagnose(pruner: STAMPPruner, sets: Mapping[str, Any], budget: Budget) -> Di
     )
     first = [scores[name, 0] for name in sets]
     live = [float((one >= plain.config.threshold).mean()) for one in first]
-    macs = Macs(pruner.model, pruner.graph)
-    groups = pruner.graph.group_of
-    widths = [torch.from_numpy(np.bincount(groups, weights=one)) for one in first]
+    chooser = Chooser(pruner.network, pruner.graph)
     return Diagnosis(
         names=tuple(sets),
         live=tuple(live),
-        expected_macs=tuple(float(macs(w)) / macs.full for w in widths),
+        expected_macs=tuple(chooser.expected_share(one) for one in first),
         histogram=tuple(np.histogram(pruner.keep_probability(), _BINS, (0, 1))[0].tolist()),
         moved=moved,
         moved_resampled=resampled,

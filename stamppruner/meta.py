@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from stamppruner import objective
 from stamppruner.batchnorm import frozen_statistics, recalibrate_
-from stamppruner.budget import Budget, Chooser
+from stamppruner.budget import Chooser
 from stamppruner.config import STAMPConfig
 from stamppruner.errors import DataError
 from stamppruner.gated import GatedNet
@@ -145,13 +144,10 @@ class MetaLearner:
         accuracy = float((logits.argmax(1) == labels).float().mean())
         with torch.no_grad():
             expected = self.net.keep_probability(task.images)
-            groups = torch.from_numpy(self.net.graph.group_of).to(expected.device)
-            widths = expected.new_zeros(len(self.net.graph.groups)).index_add(0, groups, expected)
-            macs = self._chooser.costs["macs"]
             return {
                 "loss": float(loss),
                 "accuracy": accuracy,
-                "macs": float(macs(widths.cpu())) / macs.full,
+                "macs": self._chooser.expected_share(expected.cpu().numpy()),
                 "live": float((expected > self.config.threshold).float().mean()),
             }
 
@@ -163,10 +159,8 @@ class MetaLearner:
         config = self.config
         if iteration < round((1 - config.budget_share) * config.iterations):
             return objective.Relaxed(self.net, config.temperature, self._generator)
-        least = self._chooser.least("macs") / self._chooser.costs["macs"].full
-        low, high = (math.log(max(share, least)) for share in config.budget_range)
-        share = min(1.0, math.exp(self._random.uniform(low, high)) * (1 + 1e-9))
-        return objective.Budgeted(self.net, self._chooser, Budget(macs=share))
+        budget = self._chooser.draw(config.budget_range, self._random)
+        return objective.Budgeted(self.net, self._chooser, budget)
 
     @contextmanager
     def _task_head(self, task: Task) -> Iterator[Callable[[Tensor], Tensor]]:

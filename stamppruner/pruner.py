@@ -121,6 +121,14 @@ class STAMPPruner:
         """The model's removable channels. Raises StampError before the model was traced."""
         return self._gated().graph
 
+    @property
+    def network(self) -> nn.Module:
+        """W, on which the graph stands: a copy of the model, with its projections if there are any.
+
+        Raises StampError before the model was traced.
+        """
+        return self._gated().model
+
     @torch.inference_mode(False)
     @torch.enable_grad()
     def meta_fit(

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from stamppruner import objective
 from stamppruner.batchnorm import frozen_statistics
-from stamppruner.budget import Budget, Chooser
+from stamppruner.budget import Chooser
 from stamppruner.config import STAMPConfig
 from stamppruner.errors import DataError
 from stamppruner.evidence import running_statistics
@@ -101,8 +101,7 @@ class SlimmableTraining:
 
     def _mask(self) -> Tensor:
         """The mask of a random task under a random budget."""
-        low, high = np.log(self.config.budget_range)
-        budget = Budget(macs=float(np.exp(self._random.uniform(low, high))))
+        budget = self.chooser.draw(self.config.budget_range, self._random)
         with torch.no_grad():
             prior = self.net.posterior.keep_probability().cpu().double().numpy()
         own = self.keep[self._random.integers(len(self.keep))]

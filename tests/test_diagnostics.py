@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from stripes import dataset, loader, vgg
+from stripes import dataset, loader, resnet, vgg
 from torch.utils.data import TensorDataset
 
 from stamppruner import Budget, STAMPConfig, STAMPPruner, diagnose, finetune
@@ -77,3 +77,11 @@ def test_bad_input_is_refused(backbone, sets):
     small = TensorDataset(images, torch.tensor([0, 1, 1]))
     with pytest.raises(DataError, match="half of set 'small' has a single class"):
         diagnose(pruner, {"stripes": sets["stripes"], "small": small}, HALF)
+
+
+def test_a_network_with_projected_shortcuts_is_diagnosed(sets):
+    config = STAMPConfig(iterations=1, tasks_per_iteration=1, ways=3, shots=8, minibatch_size=12)
+    pruner = STAMPPruner(resnet(), config=config, shortcuts="project")
+    pruner.meta_fit(dataset(16), progress=False)
+    found = diagnose(pruner, sets, HALF)
+    assert all(0 < share <= 1.5 for share in found.expected_macs)  # of the net without projections

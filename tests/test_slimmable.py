@@ -124,3 +124,13 @@ def test_a_frozen_backbone_stays(backbone):
     pruner = STAMPPruner(frozen, config=config).meta_fit(dataset(16), progress=False)
     weights = dict(pruner._gated().model.named_parameters())
     assert all(torch.equal(p, weights[n]) for n, p in frozen.named_parameters())
+
+
+def test_budgets_out_of_reach_are_not_drawn(backbone):
+    config = STAMPConfig(
+        iterations=1, tasks_per_iteration=1, ways=3, shots=8, minibatch_size=12,
+        weight_steps=8, weight_batch=16, budget_range=(0.01, 0.02),
+    )  # fmt: skip
+    pruner = STAMPPruner(backbone, config=config, protect=["features.0"])
+    pruner.meta_fit(dataset(16), progress=False)
+    assert pruner.history["weight_loss"][-1] > 0
