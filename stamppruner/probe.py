@@ -1,10 +1,11 @@
 """Forward passes that answer which of some output channels reach which input positions.
 
-The mixing layers of a copy of the model answer at once with a constant, so a forward pass costs
-only what lies between them. NaN goes into chosen output channels, and every layer reports which
-of its input positions turn NaN. Rows of one batch carry independent questions. Nothing is assumed
-about the code in between: concat, split, slice, pad, shuffle, reshape, broadcasting, gating and
-any Python control flow give their exact index maps.
+The mixing layers of a copy of the model answer at once with a constant, which is stored once for
+all places (:mod:`~stamppruner.uniform`), so a forward pass costs only what lies between them. NaN
+goes into chosen output channels, and every layer reports which of its input positions turn NaN.
+Rows of one batch carry independent questions. Nothing is assumed about the code in between: concat,
+split, slice, pad, shuffle, reshape, broadcasting, gating and any Python control flow give their
+exact index maps.
 
 Norms over channels let NaN pass channel by channel, because the gates mask their statistics.
 """
@@ -12,13 +13,14 @@ Norms over channels let NaN pass channel by channel, because the gates mask thei
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from stamppruner import layers
 from stamppruner.calls import (
@@ -33,9 +35,10 @@ from stamppruner.channels import BoolArray
 from stamppruner.errors import UnsupportedModelError
 from stamppruner.inputs import Inputs
 from stamppruner.progress import Tick
+from stamppruner.uniform import UniformTensors, narrowed
 
 _CHUNK_BYTES = 8 * 2**20
-"""Memory that the largest activation of one probing forward may take."""
+"""Memory that the largest tensor of one probing forward may take."""
 
 Row = dict[int, BoolArray]
 """One question: for some producers, which of their output channels are NaN."""
@@ -55,7 +58,6 @@ class Probe:
         self, model: nn.Module, inputs: Inputs, calls: Calls, tick: Tick = lambda: None
     ) -> None:
         self.model, self.inputs, self.calls, self.tick = model, inputs, calls, tick
-        self.rows = max(1, _CHUNK_BYTES // (calls.peak * 4))  # that are asked at once
         modules = dict(model.named_modules())
         self.layers = {name: modules[name] for name in calls.outputs}
         self.norms = {name: modules[name] for name in calls.norms}
@@ -79,6 +81,9 @@ class Probe:
         self.start = dict(zip(self.readers, starts[:-1].tolist(), strict=True))
         self.positions = int(starts[-1])
         self.whole = False  # whether some output has no batch axis
+        self.uniform = True  # whether the model runs with answers stored once for all places
+        self.rows = 0  # that are asked at once; 0: to be found
+        self._made: dict[Any, Any] = {}  # what opaque modules return
 
     def ask(self, rows: Sequence[Row | None]) -> tuple[BoolArray, BoolArray]:
         """Answer the questions; in a None row, which comes last, the model's inputs are NaN.
@@ -90,14 +95,31 @@ class Probe:
         Raises:
             UnsupportedModelError: the forward pass fails when layers answer with constants.
         """
+        if not self.rows:
+            self.rows = self._fitting_rows()
         asked = [row for row in rows if row is not None]
         starts = range(0, len(asked), self.rows)
         answers = [self._forward(asked[i : i + self.rows]) for i in starts]
         answers += [self._forward([None])] * (len(rows) - len(asked))
         return np.concatenate([a for a, _ in answers]), np.concatenate([o for _, o in answers])
 
+    def _fitting_rows(self) -> int:
+        """How many rows a forward pass takes within the memory it may use."""
+        try:
+            for _ in range(2 if self.opaque or self.functional else 1):  # these compute once
+                with UniformTensors() as used:
+                    self._answers([{}, {}])
+            largest = used.largest // 2
+        except UnsupportedModelError:  # it writes into one place, or its views need memory
+            self.uniform, largest = False, self.calls.peak * 4
+        return max(1, _CHUNK_BYTES // largest)
+
     def _forward(self, rows: Sequence[Row | None]) -> tuple[BoolArray, BoolArray]:
         self.tick()
+        with UniformTensors() if self.uniform else nullcontext():
+            return self._answers(rows)
+
+    def _answers(self, rows: Sequence[Row | None]) -> tuple[BoolArray, BoolArray]:
         count = len(rows)
         hits = np.zeros((count, self.positions), dtype=bool)
 
@@ -121,16 +143,14 @@ class Probe:
             m.register_forward_hook(partial(_note_output, note, name))
             for name, m in self.channelwise.items()
         ]
-        for name, m in self.opaque.items():
-            reads = partial(_note_input, note, name)
-            hooks.append(m.register_forward_pre_hook(reads, with_kwargs=True))
-        fill = None if rows[0] is not None else torch.nan
         # what comes out of an opaque module counts as an input
-        hooks += [m.register_forward_hook(partial(_refill, fill)) for m in self.opaque.values()]
+        fill = 0.5 if rows[0] is not None else torch.nan
+        for name, module in self.opaque.items():
+            forwards[module] = self._opaque(name, note, fill)
         batch = self.inputs.repeat(count, [r for r, row in enumerate(rows) if row is None])
+        used = FunctionalLayers(self.functional, self._functional(note, fill))
         try:
-            used = FunctionalLayers(self.functional, partial(_read, note, fill))
-            with patched_forwards(forwards), used:
+            with patched_forwards(forwards), used if self.functional else nullcontext():
                 outputs = run(self.model, batch, self.calls.passes)
         except FORWARD_ERRORS as error:
             raise UnsupportedModelError(
@@ -164,9 +184,44 @@ class Probe:
                 shape = (x.shape[0], *recorded[1:])
             mask = arrived.repeat_interleave(self.depthwise[name], 1) if nan is None else nan
             axis = layers.channel_axis(module, len(shape))
-            return _constant(mask.to(x.device), shape, axis, x.dtype)
+            answer = _constant(mask.to(x.device), shape, axis, x.dtype)
+            return answer if self.uniform else answer.contiguous()
 
         return forward
+
+    def _opaque(self, name: str, note: Note, fill: float) -> Callable[..., Any]:
+        """A forward that reports its input, and returns ``fill`` whatever arrives."""
+        forward = self.opaque[name].forward
+
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            note(name, args[0], -1)
+            given = tree_map(_finite, (args, kwargs))
+            return self._filled(name, given, lambda: forward(*given[0], **given[1]), fill)
+
+        return answer
+
+    def _functional(self, note: Note, fill: float) -> Callable[..., Tensor]:
+        """The same for layers that are used but not called."""
+
+        def answer(name: str, module: nn.Module, x: Tensor, compute: Callable[[], Tensor]) -> Any:
+            note(name, x, layers.channel_axis(module, x.dim()))
+            return self._filled(name, x, compute, fill)
+
+        return answer
+
+    def _filled(self, name: str, inputs: Any, compute: Callable[[], Any], fill: float) -> Any:
+        """What a module makes of inputs of these shapes, with other values; computed once."""
+        key = name, tuple(x.shape for x in tree_leaves(inputs) if isinstance(x, Tensor))
+        if key not in self._made:
+            self._made[key] = tree_map(_outline, compute())
+
+        def one(x: Any) -> Any:
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                return x
+            full = x.new_full((), fill).expand(x.shape)
+            return full if self.uniform else full.contiguous()
+
+        return tree_map(one, self._made[key])
 
 
 Note = Callable[[str, Tensor, int], Tensor]
@@ -181,41 +236,14 @@ def _note_output(note: Note, name: str, _module: nn.Module, _args: Any, out: Ten
     note(name, out, 1)
 
 
-def _note_input(
-    note: Note, name: str, _module: nn.Module, args: Any, kwargs: dict[str, Any]
-) -> Any:
-    """Report what a module that is never cut reads; no NaN goes into it."""
-    note(name, args[0], -1)
-    return _filled((args, kwargs), None)
+def _outline(x: Any) -> Any:
+    """Floating tensors without their values."""
+    floating = isinstance(x, Tensor) and x.is_floating_point()
+    return x.new_empty(()).expand(x.shape) if floating else x
 
 
-def _refill(fill: float | None, _module: nn.Module, _args: Any, out: Any) -> Any:
-    return _filled(out, fill)
-
-
-def _read(
-    note: Note,
-    fill: float | None,
-    name: str,
-    module: nn.Module,
-    x: Tensor,
-    compute: Callable[[], Tensor],
-) -> Tensor:
-    """The same for a layer that is used but not called."""
-    note(name, x, layers.channel_axis(module, x.dim()))
-    out: Tensor = _filled(compute(), fill)
-    return out
-
-
-def _filled(values: Any, fill: float | None) -> Any:
-    """Floating tensors full of ``fill``; or, if it is None, with numbers in place of NaN."""
-
-    def one(x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            return x
-        return x.nan_to_num() if fill is None else torch.full_like(x, fill)
-
-    return tree_map(one, values)
+def _finite(x: Any) -> Any:
+    return x.nan_to_num() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def _nan_channels(x: Tensor, axis: int, count: int) -> Tensor:
@@ -223,7 +251,7 @@ def _nan_channels(x: Tensor, axis: int, count: int) -> Tensor:
 
     A batch axis of ``count * t`` holds ``t`` samples a row (frames, windows).
     """
-    x = x.detach()
+    x = narrowed(x.detach(), 1)
     ours = axis != 0 and x.shape[0] % count == 0  # else every row may be meant
     if others := [a for a in range(x.dim()) if a != axis and (a != 0 or not ours)]:
         x = x.amax(others)  # NaN wins
@@ -239,11 +267,11 @@ def _constant(nan: Tensor, shape: Sequence[int], axis: int, dtype: torch.dtype) 
     if axis == 0 or shape[0] % len(values):  # no batch axis of ours
         values = values.amax(0, keepdim=True)  # NaN wins
     if axis == 0:
-        return values.view(-1, *[1] * (len(shape) - 1)).expand(*shape).contiguous()
+        return values.view(-1, *[1] * (len(shape) - 1)).expand(*shape)
     values = values.repeat_interleave(shape[0] // values.shape[0], dim=0)
     view = [1] * len(shape)
     view[0], view[axis] = values.shape
-    return values.view(view).expand(*shape).contiguous()
+    return values.view(view).expand(*shape)
 
 
 def _batched(leaf: Tensor, count: int) -> bool:

@@ -71,7 +71,8 @@ def probe(asker: Probe) -> Reach:
     spelled = zip(*(codes.spelling(w, bits) for w in widths), strict=True)
     rows = [{}, *everything, *(dict(enumerate(row)) for row in spelled), None]
     hits, outputs = asker.ask(rows)
-    if hits[0].any():  # rows leak into others (a mean over the batch, say)
+    if hits[0].any() and (hits[0] != asker.ask([{}])[0][0]).any():
+        # rows leak into others (a mean over the batch, say)
         asker.rows = 1
         hits, outputs = asker.ask(rows)
 
