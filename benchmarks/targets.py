@@ -7,6 +7,7 @@ training images that no seed trains on, to choose settings with; the test images
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,30 +46,37 @@ class Targets:
     def __init__(self, cifar: Path, fashion: Path | None, cache: Path | None = None) -> None:
         self._cifar, self._fashion, self._cache = cifar, fashion, cache
         self._read: dict[str, Pair] = {}
-        self.makers: dict[str, Callable[[int], Pair]] = {
-            "cifar10": lambda n: self._cifar10(),
-            "cifar10-5000": lambda n: self._cifar10(),
-            "animals-vehicles": lambda n: _relabelled(self._cifar10()),
-            "inverted": lambda n: _inverted(self._cifar10()),
-            "digits": lambda seed: digits(50, seed),
-            "greek": lambda n: _greek(),
+        self.makers: dict[str, Callable[[int, int | None], Pair]] = {
+            "cifar10": lambda *_: self._cifar10(),
+            "animals-vehicles": lambda *_: _relabelled(self._cifar10()),
+            "inverted": lambda *_: _inverted(self._cifar10()),
+            "digits": lambda seed, total: digits((total or 500) // 10, seed),
+            "greek": lambda *_: _greek(),
         }
         if fashion is not None:
-            self.makers["fashion"] = lambda n: self._fashion_mnist(fashion)
+            self.makers["fashion"] = lambda *_: self._fashion_mnist(fashion)
 
     def get(self, name: str, seed: int, *, held_out: bool = False) -> Pair:
-        """Training images drawn by the seed (1,000; 500 of the digits and the alphabet), and test.
+        """Training images drawn by the seed, and test images.
+
+        Args:
+            name: of a target; with a number of training images behind it (``greek-100``) in place
+                of 1,000 (500 of the digits and the alphabet).
+            seed: of the draw.
+            held_out: test on training images.
 
         Raises:
             DataError: no such target, or its images are not there.
         """
-        if name not in self.makers:
+        kind, number = re.fullmatch(r"(.*?)(?:-(\d+))?", name).groups()
+        asked = int(number) if number else None
+        if kind not in self.makers:
             raise DataError(f"no target {name!r}: there are {', '.join(self.makers)}")
-        train, test = self.makers[name](seed)
-        if name == "digits":  # drawn already; all the rest are test images
+        train, test = self.makers[kind](seed, asked)
+        if kind == "digits":  # drawn already; all the rest are test images
             return train, _halves(test)[0 if held_out else 1]
         chosen, kept = _halves(train) if held_out else (train, test)
-        total = {"cifar10-5000": 5000, "greek": 400 if held_out else 500}.get(name, 1000)
+        total = asked or {"greek": 400 if held_out else 500}.get(kind, 1000)
         rest = balanced_subset(kept, min(_HELD_OUT, len(kept) * 4 // 5), 0) if held_out else kept
         return balanced_subset(chosen, total, seed), rest
 
