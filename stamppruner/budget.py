@@ -13,19 +13,22 @@ import torch
 from torch import nn
 
 from stamppruner.channels import KEPT, BoolArray, ChannelGraph, ChannelPlan, FloatArray, IntArray
-from stamppruner.costs import Cost, Macs, Params
+from stamppruner.costs import HERE, Cost, Macs, Params, Setting, SizeBytes
 from stamppruner.errors import BudgetError, PlanError
 from stamppruner.ladder import Ladder, halvings
 from stamppruner.projection import projections
 
-COSTS: dict[str, type[Cost]] = {"macs": Macs, "params": Params}
-"""The cost behind each field of :class:`Budget`."""
+COSTS: dict[str, type[Cost]] = {kind.name: kind for kind in (Macs, Params, SizeBytes)}
+"""The cost behind each bound of a :class:`Budget`."""
+
+_REPORTED = ("macs", "params", "size_bytes")
+"""Costs that need no forward pass, and are known of every network."""
 
 _NAMED = 4
 """Layers that an error names."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Budget:
     """Upper bounds on the slim network; at least one.
 
@@ -35,19 +38,39 @@ class Budget:
         macs: multiply-adds a sample (one fused multiply-add counts as one), at the image size
             that the model was traced with.
         params: parameters.
+        size_bytes: of the slim file.
+        device: where the network is to run, for bounds that depend on it; by default where the
+            model is.
+        batch_size: samples a pass or a training step, for bounds that depend on it.
+        threads: of PyTorch on the CPU; by default as many as it uses now.
 
     Raises:
-        BudgetError: a bound is not a positive finite number, or there is none.
+        BudgetError: a bound is not a positive finite number, or there is none; the batch size or
+            the threads are no positive whole number.
 
     Example:
-        >>> Budget(macs=0.25)
-        Budget(macs=0.25, params=None)
+        >>> Budget(macs=0.25, params=1e6)
+        Budget(macs=0.25, params=1000000.0)
     """
 
     macs: float | None = None
     params: float | None = None
+    size_bytes: float | None = None
+    device: str | None = None
+    batch_size: int = 1
+    threads: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "threads"):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not ((whole and value > 0) or (name == "threads" and value is None)):
+                raise BudgetError(f"Budget({name}={value!r}): pass a positive whole number")
+        if self.device is not None:
+            try:
+                torch.device(self.device)
+            except (RuntimeError, TypeError) as error:
+                raise BudgetError(f"Budget(device={self.device!r}): {error}") from error
         bounds = self.bounds()
         if not bounds:
             raise BudgetError("a budget needs a bound, such as Budget(macs=0.25)")
@@ -60,8 +83,18 @@ class Budget:
 
     def bounds(self) -> dict[str, float]:
         """The bounds that are set, by cost name."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        found = {name: getattr(self, name) for name in COSTS}
         return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def setting(self) -> Setting:
+        """How the network is to run."""
+        return Setting(self.device, self.batch_size, self.threads)
+
+    def __repr__(self) -> str:
+        values = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
+        given = [f"{name}={value!r}" for name, value, default in values if value != default]
+        return f"Budget({', '.join(given)})"
 
     def limits(self, costs: Sequence[Cost]) -> list[float]:
         """Absolute bounds in the order of ``costs``."""
@@ -86,13 +119,26 @@ class Chooser:
     ) -> None:
         if not 0 <= floor <= 1 or round_to < 1:
             raise BudgetError(f"floor={floor} must lie in [0, 1] and round_to={round_to} above 0")
-        self.graph = graph
-        self.costs = {name: cost(model, graph) for name, cost in COSTS.items()}
-        added = {entry["name"] for entry in projections(model)}
-        for cost in self.costs.values():
-            cost.full -= cost.of(added)  # shares are of the network before it was projected
+        self.graph, self._model = graph, model
+        self._known: dict[tuple[str, Setting], Cost] = {}
+        self.costs = {name: self.cost(name) for name in _REPORTED}
         self._blocks = np.array([g.blocks for g in graph.groups], dtype=np.int64)
         self._ladders = [Ladder.of(graph, floor, r) for r in halvings(round_to)]
+
+    def cost(self, name: str, setting: Setting = HERE) -> Cost:
+        """The cost of this name; made once for every setting.
+
+        Its ``full`` is that of the network before it was projected.
+        """
+        key = name, setting
+        if key not in self._known:
+            cost = self._known[key] = COSTS[name](self._model, self.graph, setting)
+            cost.full -= cost.of({entry["name"] for entry in projections(self._model)})
+        return self._known[key]
+
+    def costs_of(self, budget: Budget) -> list[Cost]:
+        """The costs that a budget bounds, in the order of its bounds."""
+        return [self.cost(name, budget.setting) for name in budget.bounds()]
 
     def choose(self, scores: npt.ArrayLike, budget: Budget) -> ChannelPlan:
         """Keep the best channels that fit.
@@ -114,7 +160,7 @@ class Chooser:
                 reachable cost and the layers that hold it.
         """
         values = self._checked(scores)
-        costs = [self.costs[name] for name in budget.bounds()]
+        costs = self.costs_of(budget)
         limits = budget.limits(costs)
 
         def fits(widths: IntArray) -> BoolArray:
@@ -129,13 +175,14 @@ class Chooser:
                 return self._plan(ranked, ladder.climb(self._merits(values, ranked), fits))
         raise BudgetError(self._out_of_reach(budget))
 
-    def least(self, name: str) -> float:
-        """Cost, by name, of every group at its floor: no budget below it can be met."""
-        return float(self.costs[name](self._least_widths()))
+    def least(self, cost: Cost) -> float:
+        """Cost of every group at its floor: no budget below it can be met."""
+        return float(cost(self._least_widths()))
 
     def draw(self, shares: tuple[float, float], random: np.random.Generator) -> Budget:
         """A budget of MACs whose share is log-uniform in the range, as far as it can be met."""
-        least = self.least("macs") / self.costs["macs"].full
+        macs = self.costs["macs"]
+        least = self.least(macs) / macs.full
         low, high = (math.log(max(share, least)) for share in shares)
         return Budget(macs=min(1.0, math.exp(random.uniform(low, high)) * (1 + 1e-9)))
 
@@ -198,17 +245,15 @@ class Chooser:
 
     def _out_of_reach(self, budget: Budget) -> str:
         """Why a budget cannot be met: the least reachable costs and the layers that hold them."""
-        bounds = budget.bounds()
-        costs = [self.costs[name] for name in bounds]
+        costs = self.costs_of(budget)
         least = [
-            f"{self.least(c.name):.4g} {c.unit} ({self.least(c.name) / c.full:.2%} of the full "
-            "network's)"
+            f"{self.least(c):.4g} {c.unit} ({self.least(c) / c.full:.2%} of the full network's)"
             for c in costs
         ]
         missed = [
             f"{c.unit}: {self._held(c)}"
             for c, limit in zip(costs, budget.limits(costs), strict=True)
-            if self.least(c.name) > limit
+            if self.least(c) > limit
         ]
         return (
             f"{budget} cannot be met: the least reachable is {', '.join(least)}. What holds it: "

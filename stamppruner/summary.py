@@ -19,11 +19,6 @@ from stamppruner.projection import projections, without_projections
 from stamppruner.report import GroupRow, LayerRow, Report
 
 
-def state_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers, which a weights file holds beside its header."""
-    return sum(t.numel() * t.element_size() for t in model.state_dict().values())
-
-
 def make_report(
     dense: nn.Module,
     slim: nn.Module,
@@ -53,7 +48,6 @@ def make_report(
     if added := [entry["name"] for entry in projections(dense)]:
         costs = {name: cost.of(added) for name, cost in chooser.costs.items()}
         facts["projections"] = {"layers": added, **costs}
-    before["size_bytes"], after["size_bytes"] = state_bytes(given), state_bytes(slim)
     notes = list(warnings)
     if measure_latency and graph.example is not None:
         samples, device = batch_size(before["macs"]), str(first_floating(dense).device)

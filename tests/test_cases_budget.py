@@ -113,7 +113,7 @@ def test_20_one_channel_a_block_is_the_least(case):
     graph = trace_channels(model, noise(1, *case.shapes[0]))
     chooser = Chooser(model, graph, floor=0.0)
     zeros = np.zeros(graph.num_channels)
-    tiny = Budget(macs=chooser.least("macs") / chooser.costs["macs"].full * HAIR)
+    tiny = Budget(macs=chooser.least(chooser.costs["macs"]) / chooser.costs["macs"].full * HAIR)
     for plan in (
         ChannelPlan.random(graph, 1e-9),
         chooser.threshold(zeros, 1.0),
@@ -151,7 +151,7 @@ def test_21_bounds_hold_and_cost_rises_with_the_budget(key, places, seed, which)
     chooser = CHOOSERS[key]
     name = {"m": "macs", "p": "params"}[which]
     cost, scores = chooser.costs[name], scores_of(chooser.graph, seed)
-    least = chooser.least(name) / cost.full * HAIR
+    least = chooser.least(cost) / cost.full * HAIR
     shares = sorted(least + (1 - least) * place for place in places)
     found = []
     for share in shares:
@@ -177,7 +177,7 @@ def test_21_two_bounds_hold_at_once(macs, params, round_to):
 def test_22_the_error_states_what_is_reachable_and_what_holds_it():
     chooser = chooser_of(wide, protect=["2.0", "6.0"], floor=0.1)
     cost = chooser.costs["macs"]
-    least = chooser.least("macs")
+    least = chooser.least(chooser.costs["macs"])
     with pytest.raises(BudgetError) as caught:
         chooser.choose(scores_of(chooser.graph), Budget(macs=0.1))
     message = str(caught.value)
@@ -243,8 +243,9 @@ def test_23_narrow_groups_are_neither_starved_nor_left_whole():
 
 def test_23_rounding_yields_to_a_budget_that_it_would_put_out_of_reach():
     rough, fine = chooser_of(wide, round_to=64), chooser_of(wide, round_to=1)
-    share = fine.least("macs") / fine.costs["macs"].full * 1.05
-    assert rough.least("macs") == fine.least("macs")
+    macs = fine.costs["macs"]
+    share = fine.least(macs) / macs.full * 1.05
+    assert rough.least(macs) == fine.least(macs)
     for chooser in (rough, fine):
         widths = chooser.widths(chooser.choose(scores_of(chooser.graph), Budget(macs=share)))
         assert float(chooser.costs["macs"](widths)) <= share * chooser.costs["macs"].full

@@ -190,7 +190,8 @@ def test_numbers_in_the_report_are_actual_counts(make: Any, classes: int) -> Non
         assert side["params"] == sum(p.numel() for p in model.parameters())
         assert side["macs"] == macs_of(model, IMAGES[:1])
         tensors = model.state_dict().values()
-        assert side["size_bytes"] == sum(t.numel() * t.element_size() for t in tensors)
+        header = side["size_bytes"] - sum(t.numel() * t.element_size() for t in tensors)
+        assert 0 < header < 32_000
         assert side["latency_ms"] > 0
     assert sum(row.params_after for row in report.layers) == report.after["params"]
     assert sum(row.macs_after for row in report.layers) == report.after["macs"]

@@ -1,7 +1,8 @@
 """What a network costs, as exact functions of how many channels each group keeps."""
 
-from stamppruner.costs._base import Cost, LayerWidths
+from stamppruner.costs._base import HERE, Cost, LayerWidths, Setting
 from stamppruner.costs.macs import Macs
 from stamppruner.costs.params import Params
+from stamppruner.costs.size import SizeBytes
 
-__all__ = ["Cost", "LayerWidths", "Macs", "Params"]
+__all__ = ["HERE", "Cost", "LayerWidths", "Macs", "Params", "Setting", "SizeBytes"]

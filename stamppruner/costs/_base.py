@@ -15,6 +15,25 @@ from stamppruner.channels import KEPT, ChannelGraph, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
+class Setting:
+    """How a network is to run, for costs that depend on it.
+
+    Attributes:
+        device: such as ``"cpu"`` or ``"cuda:0"``; None: where the model is.
+        batch_size: samples a pass.
+        threads: of PyTorch on the CPU; None: as many as it uses now.
+    """
+
+    device: str | None = None
+    batch_size: int = 1
+    threads: int | None = None
+
+
+HERE = Setting()
+"""One sample, where the model is."""
+
+
+@dataclass(frozen=True)
 class LayerWidths:
     """Input and output widths of every layer, linear in the group widths ``w``.
 
@@ -72,6 +91,11 @@ class Cost(ABC):
 
     Exact at whole widths, differentiable in expected ones, and increasing in each.
 
+    Args:
+        model: the dense network.
+        graph: its channels.
+        setting: how it is to run; costs that do not depend on it ignore it.
+
     Attributes:
         name: as in :class:`~stamppruner.Budget`, for example ``"macs"``.
         unit: printed behind figures.
@@ -81,7 +105,8 @@ class Cost(ABC):
     name: str
     unit: str
 
-    def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
+    def __init__(self, model: nn.Module, graph: ChannelGraph, setting: Setting = HERE) -> None:
+        self.setting = setting
         self._layers = LayerWidths.of(model, graph)
         self._sizes = torch.tensor([group.size for group in graph.groups], dtype=torch.float64)
         self.full = float(self(self._sizes).sum())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from stamppruner.channels import ChannelGraph
-from stamppruner.costs._base import Cost, fan_in, kernel_size
+from stamppruner.costs._base import HERE, Cost, Setting, fan_in, kernel_size
 
 
 class Macs(Cost):
@@ -17,7 +17,7 @@ class Macs(Cost):
 
     name, unit = "macs", "MACs"
 
-    def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
+    def __init__(self, model: nn.Module, graph: ChannelGraph, setting: Setting = HERE) -> None:
         self._spatial = torch.tensor(
             [graph.spatial.get(name, 0) for name in graph.layers], dtype=torch.float64
         )
@@ -25,7 +25,7 @@ class Macs(Cost):
         self._kernel = torch.tensor(
             [kernel_size(modules[name]) for name in graph.layers], dtype=torch.float64
         )
-        super().__init__(model, graph)
+        super().__init__(model, graph, setting)
 
     def per_layer(self, widths: Tensor) -> Tensor:
         """MACs of each layer: places x kernel x fan-in x outputs."""
