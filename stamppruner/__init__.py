@@ -8,6 +8,7 @@ from stamppruner.diagnostics import Diagnosis, diagnose
 from stamppruner.errors import StampError
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.gates import Gates, mask
+from stamppruner.pareto import Pareto
 from stamppruner.pruner import STAMPPruner
 from stamppruner.result import PruneResult
 from stamppruner.shortcuts import apply_projections, project_shortcuts, projections
@@ -21,6 +22,7 @@ __all__ = [
     "STAMPConfig",
     "Budget",
     "PruneResult",
+    "Pareto",
     "TaskSampler",
     "LoaderTasks",
     "Task",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,34 @@ import torch
 from torch import nn
 
 from stamppruner.channels import KEPT, BoolArray, ChannelGraph, ChannelPlan, FloatArray, IntArray
-from stamppruner.costs import HERE, Cost, Macs, Params, Setting, SizeBytes
+from stamppruner.costs import (
+    HERE,
+    ActivationBytes,
+    Cost,
+    Latency,
+    LatencyMs,
+    Macs,
+    Params,
+    Setting,
+    SizeBytes,
+    TrainBytes,
+    TrainStepMs,
+)
 from stamppruner.errors import BudgetError, PlanError
 from stamppruner.ladder import Ladder, halvings
 from stamppruner.projection import projections
 
-COSTS: dict[str, type[Cost]] = {kind.name: kind for kind in (Macs, Params, SizeBytes)}
+_KINDS: tuple[type[Cost], ...] = (
+    Macs,
+    Params,
+    SizeBytes,
+    ActivationBytes,
+    TrainBytes,
+    LatencyMs,
+    TrainStepMs,
+)
+
+COSTS = {kind.name: kind for kind in _KINDS}
 """The cost behind each bound of a :class:`Budget`."""
 
 _REPORTED = ("macs", "params", "size_bytes")
@@ -39,6 +62,12 @@ class Budget:
             that the model was traced with.
         params: parameters.
         size_bytes: of the slim file.
+        activation_bytes: peak of the activations at inference, for ``batch_size`` samples of the
+            size that the model was traced with.
+        train_bytes: peak of a training step by SGD with momentum, for as many: parameters, their
+            gradients and momentum, buffers and activations.
+        latency_ms: of a forward pass, measured; the share is of the full network's in the same run.
+        train_step_ms: the same of a training step with SGD.
         device: where the network is to run, for bounds that depend on it; by default where the
             model is.
         batch_size: samples a pass or a training step, for bounds that depend on it.
@@ -56,6 +85,10 @@ class Budget:
     macs: float | None = None
     params: float | None = None
     size_bytes: float | None = None
+    activation_bytes: float | None = None
+    train_bytes: float | None = None
+    latency_ms: float | None = None
+    train_step_ms: float | None = None
     device: str | None = None
     batch_size: int = 1
     threads: int | None = None
@@ -111,19 +144,26 @@ class Chooser:
         floor: least share of every group that is kept (and at least one channel a block).
         round_to: kept widths are multiples of it in groups of at least eight times as many
             channels a block; narrower groups take half of it, a quarter, and so on. What the
-            model's code asks for (``ChannelGroup.multiple``) holds at any width.
+            model's code asks for (``ChannelGroup.multiple``) holds at any width. None: what is
+            fast where the budget's network is to run, by measurement.
     """
 
     def __init__(
-        self, model: nn.Module, graph: ChannelGraph, *, floor: float = 0.05, round_to: int = 1
+        self,
+        model: nn.Module,
+        graph: ChannelGraph,
+        *,
+        floor: float = 0.05,
+        round_to: int | None = 1,
     ) -> None:
-        if not 0 <= floor <= 1 or round_to < 1:
+        if not 0 <= floor <= 1 or (round_to is not None and round_to < 1):
             raise BudgetError(f"floor={floor} must lie in [0, 1] and round_to={round_to} above 0")
         self.graph, self._model = graph, model
         self._known: dict[tuple[str, Setting], Cost] = {}
         self.costs = {name: self.cost(name) for name in _REPORTED}
         self._blocks = np.array([g.blocks for g in graph.groups], dtype=np.int64)
-        self._ladders = [Ladder.of(graph, floor, r) for r in halvings(round_to)]
+        self._floor, self._round_to = floor, round_to
+        self._finest = Ladder.of(graph, floor, 1)
 
     def cost(self, name: str, setting: Setting = HERE) -> Cost:
         """The cost of this name; made once for every setting.
@@ -140,7 +180,13 @@ class Chooser:
         """The costs that a budget bounds, in the order of its bounds."""
         return [self.cost(name, budget.setting) for name in budget.bounds()]
 
-    def choose(self, scores: npt.ArrayLike, budget: Budget) -> ChannelPlan:
+    def choose(
+        self,
+        scores: npt.ArrayLike,
+        budget: Budget,
+        *,
+        predicted: Mapping[str, float] = MappingProxyType({}),
+    ) -> ChannelPlan:
         """Keep the best channels that fit.
 
         Channels are admitted in the order of their scores, a rung (the step between two allowed
@@ -154,6 +200,8 @@ class Chooser:
         Args:
             scores: ``(num_channels,)``, larger is better.
             budget: what must hold.
+            predicted: limits, by cost, that stand in for the budget's, for costs that are measured
+                and whose predictions are off.
 
         Raises:
             BudgetError: the floors alone cost more than the budget; the message states the least
@@ -161,7 +209,8 @@ class Chooser:
         """
         values = self._checked(scores)
         costs = self.costs_of(budget)
-        limits = budget.limits(costs)
+        bounds = zip(costs, budget.limits(costs), strict=True)
+        limits = [predicted.get(cost.name, limit) for cost, limit in bounds]
 
         def fits(widths: IntArray) -> BoolArray:
             """Whether the bounds hold, ``(...)``, for channels a block ``(..., G)``."""
@@ -169,11 +218,15 @@ class Chooser:
             held = [(c(kept) <= m).numpy() for c, m in zip(costs, limits, strict=True)]
             return np.logical_and.reduce(held)
 
-        for ladder in self._ladders:
+        for ladder in self._ladders(budget.setting):
             if fits(ladder.least):
                 ranked = self._ranked(values)
                 return self._plan(ranked, ladder.climb(self._merits(values, ranked), fits))
         raise BudgetError(self._out_of_reach(budget))
+
+    def floors(self, scores: npt.ArrayLike) -> ChannelPlan:
+        """The best channels of every group at its floor."""
+        return self._plan(self._ranked(self._checked(scores)), self._finest.least)
 
     def least(self, cost: Cost) -> float:
         """Cost of every group at its floor: no budget below it can be met."""
@@ -206,15 +259,28 @@ class Chooser:
                 for g in self.graph.groups
             ]
         )
-        return self._plan(self._ranked(values), self._ladders[0].nearest(counts))
+        return self._plan(self._ranked(values), next(self._ladders()).nearest(counts))
 
     def widths(self, plan: ChannelPlan) -> torch.Tensor:
         """Kept channels a group, ``(G,)`` float64, as costs take them."""
         kept = [int(plan.keep[group.channels].sum()) for group in self.graph.groups]
         return torch.tensor(kept, dtype=torch.float64)
 
+    def _ladders(self, setting: Setting = HERE) -> Iterator[Ladder]:
+        """Allowed widths, ever finer."""
+        round_to = self._round_to
+        if round_to is None:
+            timed = self.cost(LatencyMs.name, setting)
+            round_to = timed.fast_multiple if isinstance(timed, Latency) else 1
+        for multiple in halvings(round_to):
+            yield Ladder.of(self.graph, self._floor, multiple)
+
+    def full_widths(self) -> torch.Tensor:
+        """Channels of every group, ``(G,)`` float64."""
+        return torch.tensor([group.size for group in self.graph.groups], dtype=torch.float64)
+
     def _least_widths(self) -> torch.Tensor:
-        return torch.from_numpy(self._ladders[-1].least * self._blocks).double()
+        return torch.from_numpy(self._finest.least * self._blocks).double()
 
     def _checked(self, scores: npt.ArrayLike) -> FloatArray:
         values = np.asarray(scores, dtype=np.float64)

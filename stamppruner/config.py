@@ -44,7 +44,8 @@ class STAMPConfig:
         floor: share of every group that is always kept.
         round_to: kept widths are multiples of this, which kernels like, in groups of at least
             eight times as many channels; narrower groups take half of it, a quarter, and so on,
-            and so do all groups under budgets that it would put out of reach. 1 rounds nothing.
+            and so do all groups under budgets that it would put out of reach. 1 rounds nothing,
+            None takes what is fast on the budget's device, which is measured once.
         set_size: most target images that the set encoder sees.
         fit_head: replace the head by a ridge-regression head on the target's features.
         recalibrate: re-estimate batch-norm statistics on the target after the cut.
@@ -80,7 +81,7 @@ class STAMPConfig:
     prune_epochs: float = 0.0
     threshold: float = 0.5
     floor: float = 0.05
-    round_to: int = 8
+    round_to: int | None = 8
     set_size: int = 640
     fit_head: bool = True
     recalibrate: bool = True
@@ -91,7 +92,9 @@ class STAMPConfig:
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(("iterations", "tasks_per_iteration", "shots", "minibatch_size"), 1)
-        least |= {"round_to": 1, "set_size": 1, "ways": 2, "seed": 0}
+        if self.round_to is not None:
+            least["round_to"] = 1
+        least |= {"set_size": 1, "ways": 2, "seed": 0}
         least |= {"weight_steps": 0, "weight_batch": 2}
         for name, low in least.items():
             value = getattr(self, name)

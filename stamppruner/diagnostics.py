@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import numpy as np
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import FloatArray
 from stamppruner.errors import ConfigError, DataError
-from stamppruner.result import PruneResult
 from stamppruner.swap import iou
 from stamppruner.target import SAMPLE, sample_target
 
@@ -86,9 +84,7 @@ def diagnose(pruner: STAMPPruner, sets: Mapping[str, Any], budget: Budget) -> Di
     """
     if len(sets) < 2:
         raise ConfigError(f"diagnose compares data sets: pass at least two, not {len(sets)}")
-    plain = copy.copy(pruner)
-    plain.config = dataclasses.replace(pruner.config, reconstruct=False, measure_latency=False)
-    results = {}
+    scores, keeps = {}, {}
     for name, data in sets.items():
         target = sample_target(data, SAMPLE, seed=pruner.config.seed)
         middle = len(target.labels) // 2
@@ -96,9 +92,8 @@ def diagnose(pruner: STAMPPruner, sets: Mapping[str, Any], budget: Budget) -> Di
             images, labels = target.images[part], target.labels[part]
             if len(labels.unique()) < 2:
                 raise DataError(f"half of set {name!r} has a single class: give more images")
-            results[name, half] = plain.prune([(images, labels)], budget, progress=False)
-    scores = {key: _scores(result) for key, result in results.items()}
-    keeps = {key: result.plan.keep for key, result in results.items()}
+            plan, scores[name, half] = pruner.choose([(images, labels)], budget, progress=False)
+            keeps[name, half] = plan.keep
     pairs = [((a, i), (b, i)) for a, b in combinations(sets, 2) for i in (0, 1)]
     halves = [((name, 0), (name, 1)) for name in sets]
     moved, resampled = (
@@ -106,7 +101,7 @@ def diagnose(pruner: STAMPPruner, sets: Mapping[str, Any], budget: Budget) -> Di
         for found in (pairs, halves)
     )
     first = [scores[name, 0] for name in sets]
-    live = [float((one >= plain.config.threshold).mean()) for one in first]
+    live = [float((one >= pruner.config.threshold).mean()) for one in first]
     chooser = Chooser(pruner.network, pruner.graph)
     return Diagnosis(
         names=tuple(sets),
@@ -119,11 +114,6 @@ def diagnose(pruner: STAMPPruner, sets: Mapping[str, Any], budget: Budget) -> Di
         overlap_resampled=float(np.mean([iou(keeps[a], keeps[b]) for a, b in halves])),
         warnings=tuple(_warnings(live, moved, resampled)),
     )
-
-
-def _scores(result: PruneResult) -> FloatArray:
-    assert result.keep_probability is not None
-    return result.keep_probability
 
 
 def _warnings(live: list[float], moved: float, resampled: float) -> list[str]:

@@ -46,6 +46,11 @@ def find_head(model: nn.Module, graph: ChannelGraph) -> str | None:
     return name if len(written) == 1 and _passed_on(written[0], output) else None
 
 
+def num_outputs(model: nn.Module, head: str | None) -> int | None:
+    """Outputs of the head; None if there is none."""
+    return None if head is None else int(model.get_submodule(head).out_features)  # type: ignore[arg-type]
+
+
 def _passed_on(logits: Tensor, output: Any) -> bool:
     """Whether the model gives these logits ``(B, classes)`` as they are, or their log-softmax."""
     if not isinstance(output, Tensor) or logits.dim() != 2 or output.shape != logits.shape:

@@ -1,14 +1,17 @@
-"""How long forward passes take, here and now."""
+"""How long forward passes and training steps take, here and now."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
 import torch
 from torch import nn
 
+from stamppruner.calls import floating_tensors
 from stamppruner.evidence import running_statistics
 from stamppruner.inputs import Inputs
 from stamppruner.layers import first_floating
@@ -30,7 +33,9 @@ def batch_size(macs: float) -> int:
     return max(1, min(BATCH, int(_MACS / max(1.0, macs))))
 
 
-def latencies_ms(models: Sequence[nn.Module], inputs: Inputs, *, samples: int) -> list[float]:
+def latencies_ms(
+    models: Sequence[nn.Module], inputs: Inputs, *, samples: int, seconds: float = _SECONDS
+) -> list[float]:
     """Median milliseconds of a forward pass of each model, in evaluation mode on its device.
 
     The models take turns, so that a busy machine slows all of them.
@@ -39,21 +44,52 @@ def latencies_ms(models: Sequence[nn.Module], inputs: Inputs, *, samples: int) -
         models: left in their modes.
         inputs: give the shapes of the noise that is passed.
         samples: a pass.
+        seconds: a model.
     """
     batch = inputs.random(samples, seed=0)
-    taken: list[list[float]] = [[] for _ in models]
-    for model in models:
-        _pass_ms(model, batch)  # allocates, chooses algorithms
+    return in_turns_ms([_passes(model, batch) for model in models], seconds)
+
+
+def train_steps_ms(
+    models: Sequence[nn.Module], inputs: Inputs, *, samples: int, seconds: float = _SECONDS
+) -> list[float]:
+    """The same of a training step: forward pass, backward pass, a step of SGD with momentum.
+
+    The loss is the sum of all floating outputs. Copies are trained.
+    """
+    batch = inputs.random(samples, seed=0)
+    return in_turns_ms([_steps(copy.deepcopy(model), batch) for model in models], seconds)
+
+
+def in_turns_ms(calls: Sequence[Callable[[], float]], seconds: float) -> list[float]:
+    """Median of what each call returns, over as many rounds as fit into ``seconds`` a call."""
+    taken: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()  # allocates, chooses algorithms
     start = perf_counter()
-    for done in range(_MOST):
-        if done >= _FEWEST and perf_counter() - start > _SECONDS * len(models):
+    for done in range(_MOST if seconds <= _SECONDS else 10 * _MOST):
+        if done >= _FEWEST and perf_counter() - start > seconds * len(calls):
             break
-        for model, times in zip(models, taken, strict=True):
-            times.append(_pass_ms(model, batch))
+        for call, times in zip(calls, taken, strict=True):
+            times.append(call())
     return [median(times) for times in taken]
 
 
-def did_not_fall(before_ms: float, after_ms: float, *, left: float, where: str) -> str | None:
+@contextmanager
+def threads_set(count: int | None) -> Iterator[None]:
+    """PyTorch on some threads of the CPU; None leaves their number."""
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def did_not_fall(
+    before_ms: float, after_ms: float, *, left: float, where: str, layers: Sequence[str] = ()
+) -> str | None:
     """A warning if a network with a share ``left`` < 1 of the multiply-adds is not faster.
 
     >>> did_not_fall(4.0, 3.9, left=0.5, where="cpu, 32 samples")
@@ -62,22 +98,46 @@ def did_not_fall(before_ms: float, after_ms: float, *, left: float, where: str) 
     """
     if left >= 1 or after_ms < before_ms:
         return None
+    named = f"; layers that are not faster: {', '.join(layers)}" if layers else ""
     return (
         f"latency did not fall ({before_ms:.3g} ms before, {after_ms:.3g} ms after; {where}) "
-        f"although multiply-adds fell to {left:.0%}: overhead or memory, not arithmetic, takes the "
-        "time here. Measure with the batch size and on the machine that the network is for; a "
-        "larger round_to may help"
+        f"although multiply-adds fell to {left:.0%}{named}: overhead or memory, not arithmetic, "
+        "takes the time here. Measure with the batch size and on the machine that the network is "
+        "for; a larger round_to may help"
     )
 
 
-def _pass_ms(model: nn.Module, batch: Inputs) -> float:
+def _passes(model: nn.Module, batch: Inputs) -> Callable[[], float]:
     device = first_floating(model).device
-    with running_statistics(model), torch.no_grad():
-        _wait_for(device)
-        start = perf_counter()
-        batch.call(model)
-        _wait_for(device)
-        return 1e3 * (perf_counter() - start)
+
+    def once() -> float:
+        with running_statistics(model), torch.no_grad():
+            _wait_for(device)
+            start = perf_counter()
+            batch.call(model)
+            _wait_for(device)
+            return 1e3 * (perf_counter() - start)
+
+    return once
+
+
+def _steps(model: nn.Module, batch: Inputs) -> Callable[[], float]:
+    device = first_floating(model).device
+    model.train().requires_grad_(True)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+
+    def once() -> float:
+        with torch.enable_grad():
+            _wait_for(device)
+            start = perf_counter()
+            sgd.zero_grad()
+            outputs = floating_tensors(batch.call(model))
+            torch.stack([x.float().sum() for x in outputs]).sum().backward()
+            sgd.step()
+            _wait_for(device)
+            return 1e3 * (perf_counter() - start)
+
+    return once
 
 
 def _wait_for(device: torch.device) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
@@ -14,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from stamppruner import pruner_file, ranks
-from stamppruner.adapt import adapt_
-from stamppruner.budget import Budget, Chooser
-from stamppruner.channels import ChannelGraph
+from stamppruner.budget import Budget
+from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.config import STAMPConfig
 from stamppruner.encoders import SetEncoder, SetTransformer
 from stamppruner.errors import (
@@ -28,37 +26,33 @@ from stamppruner.errors import (
     UnsupportedModelError,
 )
 from stamppruner.gated import GatedNet
-from stamppruner.heads import find_head, with_classes
+from stamppruner.heads import find_head, num_outputs
 from stamppruner.history import History
 from stamppruner.io import PathLike, check_writable
+from stamppruner.meet import Met, meet
 from stamppruner.meta import Callback, MetaLearner
+from stamppruner.pareto import AfterCut, Pareto, as_budgets
 from stamppruner.posteriors import BetaBernoulli, Posterior
+from stamppruner.progress import bar
 from stamppruner.projection import projections, replay_
-from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
+from stamppruner.result import PruneResult, check_prunable, finish
+from stamppruner.scoring import NotMetaFittedWarning as NotMetaFittedWarning
+from stamppruner.scoring import Origin, Scoring, image_shape, score
+from stamppruner.scoring import UnlikeImagesWarning as UnlikeImagesWarning
 from stamppruner.shortcuts import projected
 from stamppruner.statistics import ImageStatistics
-from stamppruner.target import SAMPLE, check_fits, first_images
+from stamppruner.target import check_fits, first_images
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
 from stamppruner.trace import trace_channels
-from stamppruner.warmstart import blend_target, keep_by_rank, task_scores, warm_start_on_tasks
+from stamppruner.warmstart import keep_by_rank, task_scores, warm_start_on_tasks
 
 logger = logging.getLogger(__name__)
-
-_FIT_BATCH = 50
 
 SHORTCUTS = ("couple", "project")
 """Values of ``STAMPPruner(shortcuts=...)``."""
 
 _WARM_TASKS = 16
 """Reference tasks whose scores pi starts from, and whose masks W is trained under."""
-
-
-class NotMetaFittedWarning(UserWarning):
-    """Pruning without :meth:`STAMPPruner.meta_fit`: masks come from the target alone."""
-
-
-class UnlikeImagesWarning(UserWarning):
-    """The target's images seem to be scaled in another way than the reference's."""
 
 
 class STAMPPruner:
@@ -206,82 +200,89 @@ class STAMPPruner:
             EquivalenceError: the cut could not be proved.
             RankError: ranks of a distributed job disagree, or another one failed.
         """
-        if budget is not None and not isinstance(budget, Budget):
-            raise BudgetError(f"the budget is {budget!r}: pass Budget(macs=0.25), say")
-        start = perf_counter()
-        if self._net is None:
-            self._trace(first_images(target_loader)[:1])
-        traced = self._gated()
-        config, shape = self.config, _image_shape(traced.graph)
-        target = ranks.sample_target(target_loader, SAMPLE, channels=shape[0], seed=config.seed)
-        notes: list[str] = []
-        dense, graph = with_classes(traced.model, traced.graph, target.num_classes)
-        net = GatedNet(dense, graph, copy.deepcopy(traced.posterior), copy.deepcopy(traced.encoder))
-        chooser = Chooser(dense, graph, floor=config.floor, round_to=config.round_to)
-        head = find_head(dense, graph)
-        timings = {"read_target": perf_counter() - start}
-        start = perf_counter()
-        images = target.images[: config.set_size].to(net.device)
-        check_fits(dense, images, target.num_classes)
-        if target.images.shape[1:] != shape:
-            notes.append(
-                f"the target's images are {tuple(target.images.shape[1:])}: multiply-adds are "
-                f"counted for {shape}, the size that the model was traced with"
-            )
-        found = self._seen.unlike(ImageStatistics.of(target.images)) if self._seen else None
-        if found is not None:
-            notes.append(found)
-            warnings.warn(found, UnlikeImagesWarning, stacklevel=5)
-        if head is None:
-            notes.append(
-                "the head was left as it is: the model's output is not that of one linear layer"
-            )
-        new_head = target.num_classes != _outputs(traced.model, head)
-        if head is not None and (config.fit_head or new_head or not self.meta_fitted):
-            fit_head_(dense, head, target)
-        if self._coupled:
-            name, why = next(iter(self._coupled.items()))
-            notes.append(
-                f"identity shortcuts left coupled: {', '.join(self._coupled)} ({name}: {why})"
-            )
-        weight = config.target_evidence
-        if not self.meta_fitted:
-            notes.append("not meta-fitted: channels are ranked by Taylor scores on the target")
-            warnings.warn(f"{notes[-1]}; call meta_fit first", NotMetaFittedWarning, stacklevel=5)
-            weight = 1.0
-        if weight > 0:
-            blend_target(net, target.batches(_FIT_BATCH, net.device), weight)
-        if config.prune_epochs > 0:
-            adapt_(net, chooser, target, budget, config, progress=progress)  # line 11
-        with torch.no_grad():
-            scores = ranks.mean(net.keep_probability(images).cpu().numpy())
-        plan = (
-            chooser.choose(scores, budget)
-            if budget is not None
-            else chooser.threshold(scores, config.threshold)
-        )
-        timings["choose_channels"] = perf_counter() - start
-        result = finish(
-            dense,
-            plan,
-            target,
-            chooser,
-            title="STAMP",
-            budget=budget,
-            fit_head=config.fit_head or new_head,
-            recalibrate=config.recalibrate,
-            reconstruct=config.reconstruct,
-            warnings=notes,
-            timings=timings,
-            settings={
-                "config": config.to_dict(),
-                "meta_fitted": self.meta_fitted,
-                "shortcuts": self.shortcuts,
-            },
-            measure_latency=config.measure_latency,
-        )
-        result.keep_probability = scores
-        return result
+        _check_budget(budget)
+        scoring = self._score(target_loader).under(budget, self.config, progress=progress)
+        return self._cut(scoring, self._choose(scoring, budget), budget)
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    @ranks.together()
+    def choose(
+        self, target_loader: Any, budget: Budget | None = None, *, progress: bool = True
+    ) -> tuple[ChannelPlan, FloatArray]:
+        """The channels that :meth:`prune` would keep, and ``E[m]``; nothing is cut.
+
+        Args:
+            target_loader: as for :meth:`prune`; so are ``budget`` and ``progress``.
+            budget: what the kept channels must meet.
+            progress: show a bar where the output is a terminal.
+
+        Returns:
+            The plan, and the scores ``(num_channels,)`` that channels were ranked by.
+
+        Raises:
+            DataError: the target cannot be used.
+            BudgetError: the budget cannot be met.
+            RankError: ranks of a distributed job disagree, or another one failed.
+        """
+        _check_budget(budget)
+        scoring = self._score(target_loader).under(budget, self.config, progress=progress)
+        met, _ = self._choose(scoring, budget)
+        ranks.check_plan(met.plan)
+        return met.plan, scoring.scores
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    @ranks.together()
+    def pareto(
+        self,
+        target_loader: Any,
+        budgets: Iterable[Budget | float],
+        *,
+        evaluate_on: Any = None,
+        finetune: Mapping[str, Any] | None = None,
+        progress: bool = True,
+    ) -> Pareto:
+        """Networks of several sizes for one data set, which is scored once.
+
+        Each is the network that :meth:`prune` gives for its budget. No network is cut before all
+        budgets are known to be met; a larger budget of a kind never gives a smaller network (with
+        ``config.prune_epochs``, where every budget has scores of its own, networks of budgets
+        closer than a step of widths may trade places).
+
+        Args:
+            target_loader: as for :meth:`prune`.
+            budgets: of each network; a plain number up to 1 is a share of the multiply-adds.
+            evaluate_on: labelled data that accuracies are measured on as well; on several ranks,
+                each measures on its own.
+            finetune: settings of :meth:`PruneResult.finetune`, with ``epochs``; networks are then
+                trained on the target.
+            progress: show bars where the output is a terminal.
+
+        Returns:
+            The networks, their costs and accuracies, in the order of the budgets.
+
+        Raises:
+            BudgetError: no budgets, one twice, one that is none, or one that cannot be met; it is
+                named.
+            ConfigError: unknown settings of fine-tuning, or any on several ranks.
+            DataError: the data cannot be used, or not read more than once where they must be.
+            EquivalenceError: a cut could not be proved.
+            RankError: ranks of a distributed job disagree, or another one failed.
+        """
+        asked = as_budgets(budgets)
+        after = AfterCut(target_loader, evaluate_on, finetune, progress)
+        scoring = self._score(target_loader)
+        chosen = [self._choose(scoring, budget) for budget in asked]  # all, before any cut
+        full = after.full(scoring.dense)
+        results = []
+        pairs = list(zip(asked, chosen, strict=True))
+        for budget, choice in bar(pairs, description="networks", shown=progress):
+            own = scoring.under(budget, self.config, progress=progress)
+            if own is not scoring:
+                choice = self._choose(own, budget)
+            results.append(after(self._cut(own, choice, budget), scoring.target))
+        return Pareto.of(results, full)
 
     def keep_probability(self, images: Tensor | None = None) -> np.ndarray:
         """``E[m]`` of every channel, ``(num_channels,)``, for a set of images ``(B, C, H, W)``.
@@ -305,7 +306,7 @@ class STAMPPruner:
         net = self._gated()
         record = {
             "model_class": f"{type(self.model).__module__}.{type(self.model).__qualname__}",
-            "image_shape": _image_shape(net.graph),
+            "image_shape": image_shape(net.graph),
             "groups": pruner_file.group_record(net.graph),
             "config": self.config.to_dict(),
             "protect": list(self.protect),
@@ -366,6 +367,54 @@ class STAMPPruner:
         pruner.shortcuts, pruner._coupled, pruner._seen = shortcuts, coupled, seen
         return pruner
 
+    def _score(self, target_loader: Any) -> Scoring:
+        """Algorithm 1 up to line 11: the scores of every channel for a target."""
+        start = perf_counter()
+        if self._net is None:
+            self._trace(first_images(target_loader)[:1])
+        origin = Origin(self.meta_fitted, self._seen, self._coupled)
+        return score(self._gated(), target_loader, self.config, origin, start=start)
+
+    def _choose(self, scoring: Scoring, budget: Budget | None) -> tuple[Met, float]:
+        """The channels to keep (line 12), and the seconds that choosing them took."""
+        start = perf_counter()
+        chooser, scores = scoring.chooser, scoring.scores
+        met = (
+            meet(scoring.dense, chooser, scores, budget)
+            if budget is not None
+            else Met(chooser.threshold(scores, self.config.threshold))
+        )
+        return met, perf_counter() - start
+
+    def _cut(
+        self, scoring: Scoring, choice: tuple[Met, float], budget: Budget | None
+    ) -> PruneResult:
+        """The slim network of a plan, with its report."""
+        met, seconds = choice
+        config, timings = self.config, dict(scoring.timings)
+        timings["choose_channels"] += seconds
+        result = finish(
+            scoring.dense,
+            met,
+            scoring.target,
+            scoring.chooser,
+            title="STAMP",
+            budget=budget,
+            fit_head=config.fit_head or scoring.new_head,
+            recalibrate=config.recalibrate,
+            reconstruct=config.reconstruct,
+            warnings=list(scoring.notes),
+            timings=timings,
+            settings={
+                "config": config.to_dict(),
+                "meta_fitted": self.meta_fitted,
+                "shortcuts": self.shortcuts,
+            },
+            measure_latency=config.measure_latency,
+        )
+        result.keep_probability = scoring.scores
+        return result
+
     def _parts(self) -> dict[str, nn.Module]:
         net = self._gated()
         return {"model": net.model, "posterior": net.posterior, "encoder": net.encoder}
@@ -382,7 +431,7 @@ class STAMPPruner:
         posterior = self._posterior or BetaBernoulli(
             graph.num_channels, alpha=config.alpha, gamma=config.gamma, beta=config.beta
         )
-        encoder = self._encoder or SetTransformer(_image_shape(graph)[0], seed=config.seed)
+        encoder = self._encoder or SetTransformer(image_shape(graph)[0], seed=config.seed)
         self._net = GatedNet(model, graph, posterior, encoder)
 
     def _gated(self) -> GatedNet:
@@ -422,8 +471,13 @@ def _classes(source: TaskSource, tasks: Sequence[Task]) -> Sequence[int]:
     return [c for task in tasks for c in task.classes]
 
 
+def _check_budget(budget: Any) -> None:
+    if budget is not None and not isinstance(budget, Budget):
+        raise BudgetError(f"the budget is {budget!r}: pass Budget(macs=0.25), say")
+
+
 def _check_outputs(net: GatedNet, classes: Sequence[int]) -> None:
-    outputs = _outputs(net.model, find_head(net.model, net.graph))
+    outputs = num_outputs(net.model, find_head(net.model, net.graph))
     if outputs is None:
         raise UnsupportedModelError(
             "the model's output is not written by one linear layer, so the classes of a task "
@@ -434,17 +488,3 @@ def _check_outputs(net: GatedNet, classes: Sequence[int]) -> None:
             f"the reference data have class {max(classes)} and the model {outputs} outputs: "
             "relabel them, or give the model a head of their classes"
         )
-
-
-def _outputs(model: nn.Module, head: str | None) -> int | None:
-    return None if head is None else int(model.get_submodule(head).out_features)  # type: ignore[arg-type]
-
-
-def _image_shape(graph: ChannelGraph) -> tuple[int, ...]:
-    shape = graph.example.sample_shape if graph.example else None
-    if shape is None or len(shape) != 3:
-        raise UnsupportedModelError(
-            f"the set encoder needs a model of one image tensor (B, C, H, W), not {shape}: use "
-            "trace_channels, mask and shrink for other models"
-        )
-    return shape

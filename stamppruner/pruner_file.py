@@ -41,6 +41,24 @@ def read(path: PathLike) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, parse_record(metadata, FORMAT, VERSION, path, noun="pruner")
 
 
+def model_in(path: PathLike) -> tuple[dict[str, Tensor], tuple[int, ...]]:
+    """Tensors of the model that a pruner was made for, by name, and its images' ``(C, H, W)``.
+
+    Layers that the pruner put on shortcuts are left out.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is no pruner of a known version.
+    """
+    tensors, record = read(path)
+    try:
+        shape = tuple(int(n) for n in record["image_shape"])
+        added = tuple(f"model.{entry['name']}." for entry in record.get("projections", []))
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: its record is damaged ({error!r})") from error
+    own = {n: t for n, t in tensors.items() if n.startswith("model.") and not n.startswith(added)}
+    return {name.removeprefix("model."): tensor for name, tensor in own.items()}, shape
+
+
 def load_part_(module: nn.Module, part: str, tensors: Mapping[str, Tensor], path: PathLike) -> None:
     """Load one module's state in place.
 

@@ -14,9 +14,9 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from torch import nn
 from stamppruner.channels import ChannelPlan
 from stamppruner.errors import RankError
 from stamppruner.target import Target, check_labels, read_target
+
+T = TypeVar("T")
 
 
 def count() -> int:
@@ -113,6 +115,17 @@ def mean(scores: np.ndarray) -> np.ndarray:
             "alike, on all of them"
         )
     return np.mean(np.stack(found), axis=0)
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """What rank 0 makes, on all ranks.
+
+    Raises:
+        RankError: rank 0 failed.
+    """
+    if count() == 1:
+        return make()
+    return _messages("first", make() if own() == 0 else None)[0]
 
 
 def check_plan(plan: ChannelPlan) -> None:

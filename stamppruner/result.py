@@ -23,6 +23,7 @@ from stamppruner.heads import find_head, fit_ridge_, head_inputs
 from stamppruner.history import History
 from stamppruner.io import PathLike, check_writable
 from stamppruner.layers import first_floating
+from stamppruner.meet import Met
 from stamppruner.reconstruct import reconstruct_
 from stamppruner.report import Report
 from stamppruner.slim import save_slim
@@ -120,7 +121,7 @@ def check_prunable(graph: ChannelGraph) -> None:
 
 def finish(
     dense: nn.Module,
-    plan: ChannelPlan,
+    met: Met,
     target: Target,
     chooser: Chooser,
     *,
@@ -140,7 +141,7 @@ def finish(
 
     Args:
         dense: full network with a head of the target's classes; not changed.
-        plan: what to keep of it.
+        met: what to keep of it, and what was measured on the way.
         target: sample of the target.
         chooser: of ``dense``, for its costs.
         title: of the report.
@@ -157,6 +158,7 @@ def finish(
         EquivalenceError: the slim network differs from the masked one.
         RankError: other ranks have another plan.
     """
+    plan = met.plan
     ranks.check_plan(plan)
     start = perf_counter()
     slim = shrink(dense, plan, target.images[:1])  # proved at the target's own size
@@ -188,6 +190,7 @@ def finish(
         timings=timings,
         settings={**settings, **({"ranks": ranks.count()} if ranks.count() > 1 else {})},
         measure_latency=measure_latency,
+        times=met.times,
     )
     return PruneResult(slim, plan, report)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,21 @@ from torch import nn
 
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph, ChannelPlan
-from stamppruner.latency import batch_size, did_not_fall, latencies_ms
+from stamppruner.costs import Setting
+from stamppruner.latency import batch_size, did_not_fall, latencies_ms, threads_set
 from stamppruner.layers import first_floating
+from stamppruner.meet import Times
 from stamppruner.projection import projections, without_projections
 from stamppruner.report import GroupRow, LayerRow, Report
+
+_AS_SLOW = 0.9
+"""Share of its time that a layer keeps to be called no faster,"""
+
+_SMALLER = 0.75
+"""though it keeps less than this share of its multiply-adds."""
+
+_NAMED = 5
+"""Layers that a warning names."""
 
 
 def make_report(
@@ -32,33 +44,42 @@ def make_report(
     timings: Mapping[str, float],
     settings: Mapping[str, Any],
     measure_latency: bool = True,
+    times: Mapping[str, Times] = MappingProxyType({}),
 ) -> Report:
     """The report of one cut: costs before and after, layers, kept channels, budget, settings.
 
     Latencies, where they are measured, are medians of a few forward passes on the model's device;
     a network with fewer multiply-adds that is not faster gets a warning. Of a network with
     projected shortcuts, the costs before are those without; what they add is in the settings.
+    Of a budget in milliseconds, ``times`` has what was measured to meet it, and predicted.
     """
     graph = plan.graph
     widths = chooser.widths(plan)
     before = {name: cost.full for name, cost in chooser.costs.items()}
     after = {name: float(cost(widths)) for name, cost in chooser.costs.items()}
     facts: dict[str, Any] = {"versions": versions()}
+    asked: dict[str, float] = {}
     given = without_projections(dense)
     if added := [entry["name"] for entry in projections(dense)]:
         costs = {name: cost.of(added) for name, cost in chooser.costs.items()}
         facts["projections"] = {"layers": added, **costs}
     notes = list(warnings)
-    if measure_latency and graph.example is not None:
-        samples, device = batch_size(before["macs"]), str(first_floating(dense).device)
-        pair = latencies_ms([given, slim], graph.example, samples=samples)
+    setting = Setting(batch_size=batch_size(before["macs"]))
+    if budget is not None:
+        asked, setting = budget.bounds(), budget.setting if times else setting
+        for cost in chooser.costs_of(budget):
+            before[cost.name], after[cost.name] = cost.full, float(cost(widths))
+    for name, time in times.items():
+        before[name], after[name] = time.before, time.after
+        facts[f"{name}_predicted"] = time.predicted
+    if measure_latency and "latency_ms" not in times and graph.example is not None:
+        with threads_set(setting.threads):
+            pair = latencies_ms([given, slim], graph.example, samples=setting.batch_size)
         before["latency_ms"], after["latency_ms"] = pair
-        facts |= {"latency_batch_size": samples, "latency_device": device}
-        left = after["macs"] / before["macs"] if before["macs"] else 1.0
-        where = f"{samples} samples on {device}"
-        if note := did_not_fall(*pair, left=left, where=where):
-            notes.append(note)
-    asked = budget.bounds() if budget is not None else {}
+    if "latency_ms" in before:
+        device = setting.device or str(first_floating(dense).device)
+        facts |= {"latency_batch_size": setting.batch_size, "latency_device": device}
+        notes += _not_faster(chooser, widths, before, after, setting, device)
     reached = {n: after[n] / before[n] if asked[n] <= 1 else after[n] for n in asked}
     return Report(
         title=title,
@@ -79,6 +100,30 @@ def make_report(
         timings=dict(timings),
         settings={**facts, **settings},
     )
+
+
+def _not_faster(
+    chooser: Chooser,
+    widths: torch.Tensor,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    setting: Setting,
+    device: str,
+) -> list[str]:
+    """A warning, with the layers that are to blame, if the network is smaller but not faster."""
+    left = after["macs"] / before["macs"] if before["macs"] else 1.0
+    pair = before["latency_ms"], after["latency_ms"]
+    where = f"{setting.batch_size} samples on {device}"
+    if did_not_fall(*pair, left=left, where=where) is None:
+        return []
+    cost = chooser.cost("latency_ms", setting)
+    full, kept = (cost.per_layer(w) for w in (chooser.full_widths(), widths))
+    macs = [chooser.costs["macs"].per_layer(w) for w in (chooser.full_widths(), widths)]
+    slow = (kept > _AS_SLOW * full) & (macs[1] < _SMALLER * macs[0])
+    dearest = kept.argsort(descending=True)
+    names = list(chooser.graph.layers)
+    layers = [names[i] for i in dearest.tolist() if slow[i]][:_NAMED]
+    return [str(did_not_fall(*pair, left=left, where=where, layers=layers))]
 
 
 def _rewired(graph: ChannelGraph) -> dict[str, str]:
@@ -102,7 +147,7 @@ def _version(name: str) -> str:
 
 def _layer_rows(dense: nn.Module, plan: ChannelPlan, chooser: Chooser) -> tuple[LayerRow, ...]:
     macs, params = chooser.costs["macs"], chooser.costs["params"]
-    full = chooser.widths(ChannelPlan.full(plan.graph))
+    full = chooser.full_widths()
     kept = chooser.widths(plan)
     figures = [c.per_layer(w).tolist() for c in (macs, params) for w in (full, kept)]
     rows = []

@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from stripes import SIZE, resnet, stripes, vgg
 
 import stamppruner
+from stamppruner import STAMPConfig, STAMPPruner, describe, load_slim
 from stamppruner import demo as demos
-from stamppruner import describe
 from stamppruner.cli import main
 from stamppruner.data import digits
 from stamppruner.demo import DemoConfig
@@ -140,3 +144,157 @@ def test_help_as_a_module() -> None:
     assert run.returncode == 0
     for option in ("--seed", "--out", "--fast", "--arch", "--quiet", "example:"):
         assert option in run.stdout
+
+
+def write_images(folder: Path, classes: int = 3, per_class: int = 6) -> Path:
+    """Stripes as files, a folder a class."""
+    images, labels = stripes(per_class, classes)
+    pixels = (images.clamp(0, 1) * 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
+        path = folder / f"class{label}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.ascontiguousarray(image)).resize((20, 20)).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a pruner and images."""
+    folder = tmp_path_factory.mktemp("job")
+    config = STAMPConfig(measure_latency=False)
+    STAMPPruner(resnet(), torch.zeros(1, 3, SIZE, SIZE), config=config).save(
+        folder / "r.stamp.safetensors"
+    )
+    write_images(folder / "train")
+    write_images(folder / "test", per_class=3)
+    write_images(folder / "two", classes=2)
+    return folder
+
+
+def pareto(job: Path, folder: Path, *more: str, **changes: str) -> list[str]:
+    """Arguments of the command."""
+    options = {"model": "resnet18", "data": str(job / "train"), "out": str(folder)} | changes
+    listed = [text for name, value in options.items() for text in (f"--{name}", value)]
+    return ["pareto", str(job / "r.stamp.safetensors"), *listed, "--macs", "0.6", "0.3", *more]
+
+
+def test_pareto_writes_networks_record_and_page(
+    job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--test", str(job / "test"), "--finetune", "1"]
+    assert main(pareto(job, tmp_path / "out", *more)) == 0
+    shown = capfd.readouterr()
+    record = json.loads((tmp_path / "out" / "pareto.json").read_text())
+    files = [point["file"] for point in record["points"]]
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        *files,
+        "pareto.json",
+        "pareto.html",
+    }
+    for share, file in zip((0.6, 0.3), files, strict=True):
+        assert describe(tmp_path / "out" / file)["budget"] == {"macs": share}
+        assert load_slim(tmp_path / "out" / file, resnet(3))(torch.zeros(1, 3, 8, 8)).shape == (
+            1,
+            3,
+        )
+    assert all("accuracy_after_finetune" in point["metrics"] for point in record["points"])
+    assert len(shown.out.splitlines()) == 4
+    assert "full network" in shown.out
+    assert "warning: not meta-fitted" in shown.err
+    assert "UserWarning" not in shown.err
+    assert f"wrote 2 networks, pareto.html and pareto.json to {tmp_path / 'out'}" in shown.err
+
+
+def test_pareto_as_json_alone(job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(pareto(job, tmp_path, "--json", "--quiet")) == 0
+    shown = capfd.readouterr()
+    assert json.loads(shown.out) == json.loads((tmp_path / "pareto.json").read_text())
+    assert shown.err == ""
+
+
+def test_pareto_normalises_as_told(job: Path, tmp_path: Path) -> None:
+    said = ["--mean", "0", "0", "0", "--std", "0.5", "0.5", "0.5"]
+    kept = []
+    for name, more in (("a", []), ("b", said)):
+        assert main(pareto(job, tmp_path / name, "--quiet", *more)) == 0
+        kept.append((tmp_path / name / "slim-1-macs-0.6.safetensors").read_bytes())
+    assert kept[0] != kept[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "kind", "named"),
+    [
+        ({"data": "nowhere"}, [], "DataError", "nowhere: no such folder"),
+        ({"model": "vgg19"}, [], "CheckpointError", "no VGG"),
+        ({"model": "lenet"}, [], "ConfigError", "choose vgg19, resnet18"),
+        ({"model": "os:system"}, [], "ConfigError", "choose vgg19, resnet18"),
+        ({"model": "torchvision:resnet18"}, [], "CheckpointError", "is not of this torchvision"),
+        ({"model-args": '{"width": 0.5}'}, [], "CheckpointError", "--model-args"),
+        ({"model-args": '{"colour": 1}'}, [], "ConfigError", "colour"),
+        ({}, ["--macs", "0.5", "0.5"], "BudgetError", "given twice"),
+        ({}, ["--macs", "0.5", "7"], "BudgetError", "7.0 is no share"),
+        ({}, ["--macs", "0.0001"], "BudgetError", "cannot be met"),
+        ({}, ["--finetune", "-1"], "ConfigError", "epochs"),
+        ({"test": "two"}, [], "DataError", "same sub-folders"),
+        ({"out": "r.stamp.safetensors"}, [], "CheckpointError", "choose another"),
+    ],
+)
+def test_errors_of_pareto_are_one_line(
+    job: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, str],
+    more: list[str],
+    kind: str,
+    named: str,
+) -> None:
+    monkeypatch.chdir(job)
+    assert main(pareto(job, tmp_path, "--quiet", *more, **changes)) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"stamppruner: {kind}: ")
+    assert shown.err.count("\n") == 1
+    assert len(shown.err) < 600
+    assert named in shown.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pruners_for_other_images_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    STAMPPruner(vgg(channels=1), torch.zeros(1, 1, 8, 8)).save(tmp_path / "r.stamp.safetensors")
+    assert main(pareto(tmp_path, tmp_path / "out", model="vgg19")) == 1
+    assert "RGB squares: call STAMPPruner.pareto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["pareto"], "required: PRUNER"),
+        (["pareto", "p", "--macs", "x"], "invalid float"),
+        (["pareto", "p", "--model-args", "{"], "is no JSON"),
+        (["pareto", "p", "--model-args", "[1]"], "is no JSON object"),
+    ],
+)
+def test_bad_usage_of_pareto(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_help_of_pareto_fits_a_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as end:
+        main(["pareto", "--help"])
+    assert end.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert "example: stamppruner pareto backbone.stamp.safetensors --model resnet18" in text

@@ -38,6 +38,13 @@ def stamp(data: Any, budget: Budget = HALF, **settings: Any) -> Any:
         return STAMPPruner(resnet(), config=CONFIG, **settings).prune(data, budget, progress=False)
 
 
+def sweep(data: Any, **settings: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pruner = STAMPPruner(resnet(), config=CONFIG)
+        return pruner.pareto(data, [HALF, 0.3], progress=False, **settings).results
+
+
 def facts(result: Any) -> dict[str, Any]:
     model = result.model
     tensors = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
@@ -76,6 +83,8 @@ def work(rank: int, folder: str) -> None:
         "mean": ranks.mean(np.array([1.0, 2.0]) * (rank + 1)).tolist(),
         "stamp": facts(stamp(data)),
         "taylor": facts(Taylor(measure_latency=False, seed=rank).prune(vgg(seed=rank), data, HALF)),
+        "pareto": [facts(result) for result in sweep(data)],
+        "tuned": failure(lambda: sweep(data, finetune={"epochs": 1})),
         "errors": {
             "empty": failure(lambda: stamp(data if rank == 0 else [])),
             "budgets": failure(lambda: stamp([whole], halved)),
@@ -120,6 +129,18 @@ def test_27_all_ranks_get_the_same_plan_and_network(found: Any, method: str) -> 
     assert one["ranks"] == two["ranks"] == RANKS
     assert sum(len(kept) for kept in one["kept"].values()) > 8
     assert any(name.endswith("running_mean") for name in one["tensors"])
+
+
+def test_27_several_networks_of_one_scoring_are_those_of_all_ranks(found: Any) -> None:
+    one, two = (f["pareto"] for f in found)
+    assert one[0]["kept"] == found[0]["stamp"]["kept"]
+    assert one[1]["kept"] != one[0]["kept"]
+    for mine, others in zip(one, two, strict=True):
+        assert mine["kept"] == others["kept"]
+        assert all(torch.equal(t, others["tensors"][name]) for name, t in mine["tensors"].items())
+    for kind, text in (f["tuned"] for f in found):
+        assert kind == "ConfigError"
+        assert "in one process" in text
 
 
 def test_27_the_network_knows_the_classes_of_all_ranks(found: Any) -> None:

@@ -14,6 +14,7 @@ from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.heads import find_head, with_classes
 from stamppruner.layers import first_floating
+from stamppruner.meet import Met, meet
 from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
 from stamppruner.target import SAMPLE, check_fits, first_images
 from stamppruner.trace import trace_channels
@@ -97,12 +98,13 @@ class Baseline(ABC):
             fit_head_(dense, head, target)
         chooser = Chooser(dense, graph, floor=self.floor, round_to=self.round_to)
         if budget is None:
-            plan = ChannelPlan.full(graph)
+            met = Met(ChannelPlan.full(graph))
         else:
-            plan = chooser.choose(ranks.mean(self.scores(dense, graph, target)), budget)
+            scores = ranks.mean(self.scores(dense, graph, target))
+            met = meet(dense, chooser, scores, budget)
         return finish(
             dense,
-            plan,
+            met,
             target,
             chooser,
             title=self.name,

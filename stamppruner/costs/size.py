@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stamppruner.channels import ChannelGraph, ChannelPlan
 from stamppruner.costs._base import HERE, Setting
-from stamppruner.costs.params import Elements
+from stamppruner.costs._elements import Elements
 
 _PLACE = 8
 """Bytes of the place of a channel."""

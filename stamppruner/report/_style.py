@@ -78,6 +78,13 @@ CSS = """
 .stamppruner-report svg .removed { fill: var(--removed); }
 .stamppruner-report svg text { fill: var(--ink); }
 .stamppruner-report svg .share { fill: var(--soft); }
+.stamppruner-report .plot .tick { fill: var(--soft); }
+.stamppruner-report .plot .mark { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
+.stamppruner-report .plot .grid { stroke: var(--line); }
+.stamppruner-report .plot .axis { stroke: var(--soft); }
+.stamppruner-report .plot .first { color: var(--kept); }
+.stamppruner-report .plot .second { color: var(--warn); }
+.stamppruner-report .plot .reference { color: var(--ink); }
 @media screen and (max-width: 34rem) {
   .stamppruner-report th, .stamppruner-report td { padding: .28rem .4rem; }
   .stamppruner-report svg text { font-size: 11px; }

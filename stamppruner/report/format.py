@@ -17,6 +17,8 @@ _LABELS = {
     "params": "parameters",
     "macs": "MACs",
     "size_bytes": "size",
+    "activation_bytes": "activation memory",
+    "train_bytes": "training memory",
     "memory_bytes": "memory",
     "peak_bytes": "peak memory",
     "latency_ms": "latency",

@@ -23,7 +23,12 @@ _GROUPS_A_PICTURE = 12  # a picture is not split between printed pages, so it mu
 
 def page(report: Report) -> str:
     """A whole HTML document."""
-    data = json.dumps(report.to_json(), ensure_ascii=True, allow_nan=False)
+    return document(report.title, fragment(report), report.to_json(), "stamppruner-report")
+
+
+def document(title: str, body: str, record: Mapping[str, object], name: str) -> str:
+    """A whole HTML document around an element, with a record as its JSON block of that id."""
+    data = json.dumps(record, ensure_ascii=True, allow_nan=False)
     for character in "<>&":  # inside a script element, only escapes within JSON are safe
         data = data.replace(character, f"\\u{ord(character):04x}")
     return (
@@ -32,36 +37,41 @@ def page(report: Report) -> str:
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{_text(report.title)}</title>\n</head>\n"
-        f'<body style="margin:0">\n{fragment(report)}\n'
-        f'<script type="application/json" id="stamppruner-report">{data}</script>\n'
+        f"<title>{text(title)}</title>\n</head>\n"
+        f'<body style="margin:0">\n{body}\n'
+        f'<script type="application/json" id="{name}">{data}</script>\n'
         "</body>\n</html>\n"
     )
 
 
 def fragment(report: Report) -> str:
     """The report as one element, for a notebook or another page."""
-    sections = [
-        f"<header><h1>{_text(report.title)}</h1><p>{_text(report.model)}</p></header>",
-        _warnings(report),
+    return element(
+        f"<header><h1>{text(report.title)}</h1><p>{text(report.model)}</p></header>",
+        warning_list(report.warnings),
         _cards(report),
         _budget(report),
-        _section("Results", _pairs("metrics", report.metrics, fmt.number)),
+        section("Results", _pairs("metrics", report.metrics, fmt.number)),
         _channels(report),
         _layers(report.layers),
         _reasons("Left whole", report.protected),
         _reasons("Cut in surroundings that stay wide", report.rewired),
-        _section("Time", _pairs("timings", report.timings, fmt.seconds)),
+        section("Time", _pairs("timings", report.timings, fmt.seconds)),
         _settings(report),
-    ]
-    body = "\n".join(section for section in sections if section)
+    )
+
+
+def element(*sections: str) -> str:
+    """Sections, without those that are empty, as one element that brings its style."""
+    body = "\n".join(one for one in sections if one)
     return f'<div class="stamppruner-report">\n<style>{CSS}</style>\n{body}\n</div>'
 
 
-def _warnings(report: Report) -> str:
-    if not report.warnings:
+def warning_list(warnings: Sequence[str]) -> str:
+    """What the reader should know, in a box; nothing if there is nothing."""
+    if not warnings:
         return ""
-    items = "".join(f"<li>{_text(text)}</li>" for text in report.warnings)
+    items = "".join(f"<li>{text(warning)}</li>" for warning in warnings)
     return f'<section class="warnings" role="note"><h2>Warnings</h2><ul>{items}</ul></section>'
 
 
@@ -72,9 +82,9 @@ def _cards(report: Report) -> str:
         left = fmt.ratio(before, after)
         bar = "" if left is None else f"{_bar(left)}<p>{fmt.share(left)}, {fmt.reduction(left)}</p>"
         cards.append(
-            f'<div class="card"><h3>{_text(fmt.label(name))}</h3><p class="change">'
-            f"{_number(f'before.{name}', before, fmt.cost(name, before))} <span>→</span> "
-            f"<strong>{_number(f'after.{name}', after, fmt.cost(name, after))}</strong></p>"
+            f'<div class="card"><h3>{text(fmt.label(name))}</h3><p class="change">'
+            f"{number(f'before.{name}', before, fmt.cost(name, before))} <span>→</span> "
+            f"<strong>{number(f'after.{name}', after, fmt.cost(name, after))}</strong></p>"
             f"{bar}</div>"
         )
     return f'<section class="cards">{"".join(cards)}</section>' if cards else ""
@@ -88,13 +98,13 @@ def _budget(report: Report) -> str:
         verdict = "over budget" if over else "" if None in (asked, reached) else "within budget"
         rows.append(
             [
-                _text(fmt.label(name)),
-                _number(f"budget.{name}", asked, fmt.target(name, asked)),
-                _number(f"reached.{name}", reached, fmt.target(name, reached)),
+                text(fmt.label(name)),
+                number(f"budget.{name}", asked, fmt.target(name, asked)),
+                number(f"reached.{name}", reached, fmt.target(name, reached)),
                 f'<span class="{"over" if over else "within"}">{verdict}</span>',
             ]
         )
-    return _section("Budget", _table(["", "asked", "reached", ""], rows))
+    return section("Budget", table(["", "asked", "reached", ""], rows))
 
 
 def _channels(report: Report) -> str:
@@ -109,7 +119,7 @@ def _channels(report: Report) -> str:
         for start in chunks
     ]
     summary = f"<p>{kept} of {total} channels in {len(report.groups)} groups.</p>"
-    return _section("Kept channels", summary + "\n".join(pictures))
+    return section("Kept channels", summary + "\n".join(pictures))
 
 
 def _layers(layers: Sequence[LayerRow]) -> str:
@@ -120,7 +130,7 @@ def _layers(layers: Sequence[LayerRow]) -> str:
         rows.append(
             [
                 _name(row.name),
-                _text(row.kind),
+                text(row.kind),
                 _change(row.in_before, row.in_after, str),
                 _change(row.out_before, row.out_after, str),
                 _change(row.params_before, row.params_after, fmt.count),
@@ -128,36 +138,37 @@ def _layers(layers: Sequence[LayerRow]) -> str:
                 "" if left is None else f"{fmt.share(left)} {_bar(left)}",
             ]
         )
-    return _section("Layers", _table(headers, rows, "layers"))
+    return section("Layers", table(headers, rows, "layers"))
 
 
 def _reasons(heading: str, reasons: Mapping[str, str]) -> str:
-    rows = [[_name(name), _text(reason)] for name, reason in reasons.items()]
-    return _section(f"{heading} ({len(rows)})", _table(["layer", "reason"], rows, "words"))
+    rows = [[_name(name), text(reason)] for name, reason in reasons.items()]
+    return section(f"{heading} ({len(rows)})", table(["layer", "reason"], rows, "words"))
 
 
 def _settings(report: Report) -> str:
     rows = []
     for name, value in report.settings.items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        rows.append([_text(fmt.label(name)), f"<code>{_text(shown)}</code>"])
-    return _section("Settings", _table(["", ""], rows, "words"))
+        rows.append([text(fmt.label(name)), f"<code>{text(shown)}</code>"])
+    return section("Settings", table(["", ""], rows, "words"))
 
 
-def _section(heading: str, content: str) -> str:
-    return f"<section><h2>{_text(heading)}</h2>{content}</section>" if content else ""
+def section(heading: str, content: str) -> str:
+    """A heading over markup; nothing if there is none."""
+    return f"<section><h2>{text(heading)}</h2>{content}</section>" if content else ""
 
 
 def _pairs(group: str, values: Mapping[str, float], show: Callable[[float], str]) -> str:
     rows = [
-        [_text(fmt.label(name)), _number(f"{group}.{name}", value, show(value))]
+        [text(fmt.label(name)), number(f"{group}.{name}", value, show(value))]
         for name, value in values.items()
     ]
-    return _table(["", ""], rows)
+    return table(["", ""], rows)
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    """Cells are markup already."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+    """A table whose cells are markup already, the first of each row a heading."""
     if not rows:
         return ""
     titles = "".join(f'<th scope="col">{title}</th>' for title in headers)
@@ -170,16 +181,16 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], kind: str = ""
     return f'<div class="wide"><table class="{kind}">{head}<tbody>\n{body}\n</tbody></table></div>'
 
 
-def _number(key: str, value: float | None, shown: str) -> str:
+def number(key: str, value: float | None, shown: str) -> str:
     """A rounded number that carries its exact value."""
     if value is None:
         return shown
-    return f'<data data-key="{_text(key)}" data-value="{value!r}">{_text(shown)}</data>'
+    return f'<data data-key="{text(key)}" data-value="{value!r}">{text(shown)}</data>'
 
 
 def _name(name: str) -> str:
     """A qualified module name, which may break behind its dots."""
-    return f"<code>{_text(name).replace('.', '.<wbr>')}</code>"
+    return f"<code>{text(name).replace('.', '.<wbr>')}</code>"
 
 
 def _change(before: int, after: int, show: Callable[[int], str]) -> str:
@@ -194,5 +205,6 @@ def _bar(left: float) -> str:
     return f'<span class="bar" aria-hidden="true"><i style="width:{width:.1f}%"></i></span>'
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """Text as markup, on one line."""
     return escape(fmt.one_line(value))

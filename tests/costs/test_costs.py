@@ -8,7 +8,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from stamppruner import ChannelPlan, trace_channels
-from stamppruner.costs import Macs, Params, SizeBytes
+from stamppruner.costs import ActivationBytes, Macs, Params, SizeBytes, TrainBytes
 from stamppruner.surgery import cut
 
 
@@ -37,6 +37,8 @@ COSTS = {
     "params": (Params, counted_params),
     "size_bytes": (WeightBytes, counted_bytes),
 }
+PEAKS = {"activation_bytes": ActivationBytes, "train_bytes": TrainBytes}  # against nets: own file
+KINDS = {name: kind for name, (kind, _) in COSTS.items()} | PEAKS
 
 
 class Scaled(nn.Module):
@@ -112,10 +114,30 @@ def test_cost_increases_in_every_width_and_is_differentiable(traced, name):
     assert (w.grad > 0).all()
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("name", PEAKS)
+def test_a_peak_never_falls_with_a_width_and_is_differentiable(traced, name):
+    model, graph = traced
+    w = torch.tensor([g.size * 0.6 for g in graph.groups], requires_grad=True)
+    cost = PEAKS[name](model, graph)
+    value = cost(w)
+    value.backward()
+    value, narrow = float(value.detach()), w.detach()
+    assert (w.grad >= 0).all()
+    assert w.grad.any()
+    assert (cost(narrow + torch.eye(len(w))) >= value).all()
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_full_is_the_peak_at_full_widths(traced, name):
+    cost = PEAKS[name](*traced)
+    assert cost.full == float(cost(widths(ChannelPlan.full(traced[1])))) > 0
+    assert (cost.name, cost.unit, cost.of(traced[1].layers)) == (name, "bytes", 0)
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_batches_of_widths(traced, name):
     model, graph = traced
-    cost = COSTS[name][0](model, graph)
+    cost = KINDS[name](model, graph)
     rows = torch.stack([widths(ChannelPlan.random(graph, keep)) for keep in (0.2, 0.5, 1)])
     assert cost(rows).tolist() == [pytest.approx(float(cost(row))) for row in rows]
     assert cost.per_layer(rows.double()).shape == (3, len(graph.layers))

@@ -1,0 +1,156 @@
+"""Milliseconds of a forward pass or a training step, from tables of measured layers.
+
+The tables hold what each convolution and linear layer takes at three input and three output
+widths, on the device, with the batch size and the threads that are asked for; between them it is
+interpolated, bilinearly, since the time of a wide layer is a multiple of both. What the full
+network takes beyond its layers (norms, activations, sums, overhead) is split into a constant and a
+part that follows the activations. Tables are kept in a file for each device, so a network is
+measured once on a machine.
+
+A prediction is good enough to start with; :mod:`~stamppruner.meet` measures candidates end to end.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from statistics import median
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from stamppruner import layers
+from stamppruner.channels import ChannelGraph
+from stamppruner.costs._base import HERE, Cost, Setting
+from stamppruner.costs._clock import GRID, STEPS, LayerClock, calls
+from stamppruner.costs._tables import Tables
+from stamppruner.errors import BudgetError
+from stamppruner.inputs import Inputs
+from stamppruner.latency import latencies_ms, threads_set, train_steps_ms
+from stamppruner.progress import bar
+
+_WHOLE_SECONDS = 0.5
+
+_DEAREST = 4
+"""Layers that tell which widths are fast."""
+
+_WASTE = 1.04
+"""Time over that of the widths around, above which a step between widths is too small."""
+
+Timed = Callable[..., list[float]]
+
+
+class Latency(Cost):
+    """The common part of both costs."""
+
+    unit = "ms"
+    timed: ClassVar[Timed]
+    _statement: ClassVar[str]
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph, setting: Setting = HERE) -> None:
+        if graph.example is None:
+            raise BudgetError(f"Budget({self.name}=...) needs a graph with example inputs")
+        self._inputs = graph.example
+        self._layer_share, self._rest, self._fixed = 1.0, 0.0, 0.0
+        device = setting.device or str(layers.first_floating(model).device)
+        with threads_set(setting.threads):
+            placed = copy.deepcopy(model).to(device)
+            self._measure_layers(placed, graph, setting.batch_size, device)
+            super().__init__(model, graph, setting)
+            whole = self.measure([placed])[0]
+        self._layer_share = min(1.0, whole / self.full)  # layers may be slower on their own
+        self._fixed = self._rest = max(0.0, whole - self.full) / 2
+        self.full = whole
+
+    def measure(self, models: Sequence[nn.Module]) -> list[float]:
+        """Milliseconds of each model, which take turns, in the cost's setting."""
+        device = self.setting.device
+        placed = [copy.deepcopy(m).to(device) if device else m for m in models]
+        with threads_set(self.setting.threads):
+            return type(self).timed(
+                placed,
+                Inputs.of(self._inputs, placed[0]),
+                samples=self.setting.batch_size,
+                seconds=_WHOLE_SECONDS,
+            )
+
+    def per_layer(self, widths: Tensor) -> Tensor:
+        """Predicted milliseconds of each layer, with its share of what lies between layers."""
+        ins = self._layers.inputs(widths) / self._in_full
+        outs = self._layers.outputs(widths) / self._out_full
+        grid = torch.tensor(GRID, dtype=torch.float64)
+        rows, columns = _between(ins, grid), _between(outs, grid)  # (..., L, 3)
+        table = (rows.unsqueeze(-1) * columns.unsqueeze(-2) * self._table).sum((-1, -2))
+        return table * self._layer_share + self._rest * self._activations * outs
+
+    @property
+    def constant(self) -> float:
+        """What no width changes."""
+        return self._fixed
+
+    @cached_property
+    def fast_multiple(self) -> int:
+        """The smallest step between widths that wastes next to no time: 1, 2, 4, 8 or 16.
+
+        The dearest layers are measured at odd multiples of each step, beside the multiples of 16
+        around them.
+        """
+        with threads_set(self.setting.threads):
+            found = [self._clock.waste(module, shape) for module, shape in self._dearest]
+        self._clock.tables.save()
+        waste = [median(ratios) for ratios in zip(*found, strict=True)]
+        slow = [step for step, w in zip(STEPS, waste, strict=False) if w > _WASTE]
+        return 2 * max(slow) if slow else 1
+
+    def _measure_layers(
+        self, model: nn.Module, graph: ChannelGraph, samples: int, device: str
+    ) -> None:
+        """Fill the tables: by measurement, or from what was measured before."""
+        maps = list(graph.layers.values())
+        self._in_full = torch.tensor([float(len(m.inputs)) for m in maps])
+        self._out_full = torch.tensor([float(len(m.outputs)) for m in maps])
+        self._clock = LayerClock(self._statement, Tables(device, torch.get_num_threads()))
+        modules, seen = dict(model.named_modules()), calls(model, graph, samples)
+        grids = torch.zeros(len(maps), len(GRID), len(GRID), dtype=torch.float64)
+        elements = torch.zeros(len(maps), dtype=torch.float64)
+        wide = []
+        for i, layer in enumerate(bar(maps, description="measuring", shown=True, delay=2.0)):
+            module = modules[layer.name]
+            for shape, written in seen.get(layer.name, ()):
+                elements[i] += written
+                grids[i] += self._clock.grid(module, shape)
+                if self._clock.is_wide(module):
+                    wide.append((float(grids[i, -1, -1]), module, shape))
+        self._clock.tables.save()
+        wide.sort(key=lambda entry: -entry[0])
+        self._dearest = [(module, shape) for _, module, shape in wide[:_DEAREST]]
+        # a wider layer is never predicted to be faster
+        self._table = grids.cummax(1).values.cummax(2).values
+        self._activations = elements / elements.sum().clamp_min(1.0)
+
+
+class LatencyMs(Latency):
+    """Of a forward pass in evaluation mode."""
+
+    name = "latency_ms"
+    timed = staticmethod(latencies_ms)
+    _statement = "with torch.no_grad(): layer(x)"
+
+
+class TrainStepMs(Latency):
+    """Of a training step: forward and backward pass, and SGD with momentum."""
+
+    name = "train_step_ms"
+    timed = staticmethod(train_steps_ms)
+    _statement = "layer(x).sum().backward()"
+
+
+def _between(x: Tensor, grid: Tensor) -> Tensor:
+    """Weights of the grid points, ``(..., n)``, in a linear interpolation at ``x`` ``(...)``."""
+    x = x.clamp(grid[0], grid[-1]).unsqueeze(-1)
+    rising = (x - grid[:-1]) / (grid[1:] - grid[:-1])
+    rising = torch.cat([torch.ones_like(x), rising.clamp(0, 1)], -1)
+    falling = torch.cat([rising[..., 1:], torch.zeros_like(x)], -1)
+    return rising - falling

@@ -1,0 +1,208 @@
+"""From scores and a budget to a plan whose network was measured, where the budget is a time.
+
+Costs that are functions of the widths are met by the choice alone. A time is predicted from tables
+first; then the candidate is cut and measured beside the full network, the limit on predictions is
+moved, and channels are chosen again, until the time that was *measured* lies just under the budget.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from stamppruner import ranks
+from stamppruner.budget import Budget, Chooser
+from stamppruner.channels import ChannelPlan, FloatArray
+from stamppruner.costs import Latency
+from stamppruner.errors import BudgetError
+from stamppruner.surgery import cut
+
+logger = logging.getLogger(__name__)
+
+_TRIALS = 10
+"""Candidates that are tried at most."""
+
+_AIM = 0.985
+"""Share of a bound that the next candidate aims at: measurements scatter."""
+
+_NEAR = 0.97
+"""Share of a bound that is near enough."""
+
+
+_INSIDE = 0.1
+"""Share of a bracket by which the next limit keeps away from its ends."""
+
+_NARROW = 0.003
+"""Share of all predictions below which a bracket is done."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds, in one setting.
+
+    Attributes:
+        before: measured, of the full network.
+        after: measured, of the network that is left.
+        predicted: of it, by the tables.
+    """
+
+    before: float
+    after: float
+    predicted: float
+
+
+@dataclass(frozen=True)
+class Met:
+    """A plan that meets a budget, and its times, by cost, where the budget bounds them."""
+
+    plan: ChannelPlan
+    times: Mapping[str, Times] = field(default_factory=dict)
+
+
+def meet(dense: nn.Module, chooser: Chooser, scores: FloatArray, budget: Budget) -> Met:
+    """Choose channels so that the budget holds, by measurement where it is a time.
+
+    Args:
+        dense: the full network.
+        chooser: of it.
+        scores: ``(num_channels,)``, larger is kept longer.
+        budget: what must hold.
+
+    Raises:
+        BudgetError: it cannot be met; of a time, the least that was measured is named.
+    """
+    timed = [cost for cost in chooser.costs_of(budget) if isinstance(cost, Latency)]
+    if not timed:
+        return Met(chooser.choose(scores, budget))
+
+    def measured() -> tuple[npt.NDArray[np.bool_], Mapping[str, Times]]:
+        found = _Search(dense, chooser, scores, budget, timed).run()
+        return found.plan.keep, found.times
+
+    keep, times = ranks.from_first(measured)
+    return Met(ChannelPlan(chooser.graph, keep), times)
+
+
+class _Bracket:
+    """Where, among predicted times of one cost, the bound is met.
+
+    Measured times are taken as linear between the longest prediction that is known to fit and the
+    shortest that does not.
+
+    Args:
+        cost: of the bound.
+        full: predicted for the full network.
+        least: for the floors.
+        bound: milliseconds that must hold.
+    """
+
+    def __init__(self, cost: Latency, full: float, least: float, bound: float) -> None:
+        self.cost, self.bound = cost, bound
+        self._span = full - least
+        self._fits, self._fails = (least, bound * least / full), (full, max(cost.full, bound))
+        self.limit = min(full, _AIM * bound)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether nothing is left between what fits and what does not."""
+        return self._fails[0] - self._fits[0] < _NARROW * self._span
+
+    def learn(self, predicted: float, measured: float) -> None:
+        """Note a candidate, and move the limit for the next one."""
+        if measured <= self.bound:
+            stuck = self.limit <= self._fits[0]
+            self._fits = max(self.limit, self._fits[0]), measured
+        else:
+            stuck = predicted >= self._fails[0]
+            self._fails = min(predicted, self._fails[0]), measured
+        (low, short), (high, long) = self._fits, self._fails
+        at = (_AIM * self.bound - short) / (long - short) if long > short else 0.5
+        at = 0.5 if stuck else min(max(at, _INSIDE), 1 - _INSIDE)
+        self.limit = low + at * (high - low)
+
+
+class _Search:
+    """Measures candidates and moves the limits on predictions."""
+
+    def __init__(
+        self,
+        dense: nn.Module,
+        chooser: Chooser,
+        scores: FloatArray,
+        budget: Budget,
+        timed: list[Latency],
+    ) -> None:
+        self.dense, self.chooser, self.scores, self.budget = dense, chooser, scores, budget
+        full = chooser.full_widths()
+        limits = dict(zip(timed, budget.limits(timed), strict=True))
+        self.brackets = [
+            _Bracket(cost, float(cost(full)), chooser.least(cost), limit)
+            for cost, limit in limits.items()
+        ]
+        self.known: dict[bytes, Met] = {}
+
+    def run(self) -> Met:
+        """The candidate whose measured times use the budget best."""
+        best, most = None, 0.0
+        for _ in range(_TRIALS):
+            met = self._measured(self._candidate())
+            used = max(self._used(bracket, met) for bracket in self.brackets)
+            logger.info("a plan that %s takes %.3f of the budget", met.plan, used)
+            if most < used <= 1:
+                best, most = met, used
+            if _NEAR <= used <= 1:
+                break
+            for bracket in self.brackets:
+                predicted = met.times[bracket.cost.name].predicted
+                bracket.learn(predicted, self._used(bracket, met) * bracket.bound)
+            if all(bracket.is_narrow for bracket in self.brackets):
+                break
+        if best is None:
+            raise BudgetError(self._missed())
+        return best
+
+    def _candidate(self) -> ChannelPlan:
+        """What the predictions allow; if that is nothing, the floors."""
+        bounds = {b.cost.name: b.limit for b in self.brackets}
+        try:
+            return self.chooser.choose(self.scores, self.budget, predicted=bounds)
+        except BudgetError:
+            for cost in self.chooser.costs_of(self.budget):
+                (limit,) = self.budget.limits([cost])
+                if cost.name not in bounds and self.chooser.least(cost) > limit:
+                    raise
+            return self.chooser.floors(self.scores)
+
+    def _measured(self, plan: ChannelPlan) -> Met:
+        key = plan.keep.tobytes()
+        if key not in self.known:
+            slim, widths = cut(self.dense, plan), self.chooser.widths(plan)
+            times = {}
+            for bracket in self.brackets:
+                before, after = bracket.cost.measure([self.dense, slim])
+                times[bracket.cost.name] = Times(before, after, float(bracket.cost(widths)))
+            self.known[key] = Met(plan, times)
+        return self.known[key]
+
+    def _used(self, bracket: _Bracket, met: Met) -> float:
+        """Share of the bound that was measured; shares are of the full network beside it."""
+        name = bracket.cost.name
+        bound, times = self.budget.bounds()[name], met.times[name]
+        return times.after / (bound * times.before if bound <= 1 else bound)
+
+    def _missed(self) -> str:
+        """Why no candidate fits."""
+        least = min(self.known.values(), key=lambda m: max(t.after for t in m.times.values()))
+        found = ", ".join(
+            f"{t.after:.3g} ms measured ({t.after / t.before:.1%} of the full network's)"
+            for t in least.times.values()
+        )
+        return (
+            f"{self.budget} cannot be met: the least that was reached is {found}. Ask for more, "
+            "lower floor, or protect less"
+        )

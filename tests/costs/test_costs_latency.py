@@ -1,0 +1,187 @@
+"""Times from tables: what is predicted between measured points, and what the tables keep."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from nets import CASES, noise
+from torch import Tensor, nn
+
+from stamppruner import Budget, ChannelPlan, trace_channels
+from stamppruner.budget import Chooser
+from stamppruner.costs import LatencyMs, Setting, TrainStepMs
+from stamppruner.costs._clock import GRID, LayerClock, resized, widths_at
+from stamppruner.costs._tables import CACHE, Tables
+from stamppruner.costs.latency import _between
+from stamppruner.errors import BudgetError
+
+NETS = [case for case in CASES if case.name in ("plain", "residual", "depthwise", "grouped")]
+
+
+@pytest.fixture(scope="module", params=NETS, ids=lambda case: case.name)
+def traced(request):
+    model = request.param.model(torch.float32)
+    return model, trace_channels(model, noise(1, *request.param.shapes[0], dtype=torch.float32))
+
+
+@pytest.fixture(params=[LatencyMs, TrainStepMs], ids=lambda kind: kind.name)
+def cost(request, traced):
+    return request.param(*traced, Setting(batch_size=2))
+
+
+def full(graph) -> Tensor:
+    return torch.tensor([float(group.size) for group in graph.groups])
+
+
+def test_full_is_measured_and_predicted_alike(cost, traced):
+    assert cost.full > 0
+    assert float(cost(full(traced[1]))) == pytest.approx(cost.full)
+    assert cost.per_layer(full(traced[1]).double()).shape == (len(traced[1].layers),)
+
+
+def test_never_falls_with_the_width_and_is_differentiable(cost, traced):
+    _, graph = traced
+    w = (0.6 * full(graph)).requires_grad_()
+    cost(w).backward()
+    assert (w.grad >= 0).all()
+    assert w.grad.any()
+    rows = torch.stack([full(graph) * share for share in torch.linspace(0.05, 1, 12)])
+    found = cost(rows)
+    assert (found.diff() >= -1e-9).all()
+    assert found.tolist() == [pytest.approx(float(cost(row))) for row in rows]
+
+
+def test_measures_networks_in_its_setting(traced):
+    seen = []
+    model, graph = traced
+
+    class Watched(LatencyMs):
+        timed = staticmethod(
+            lambda models, inputs, *, samples, seconds: [
+                seen.append((samples, torch.get_num_threads())) or 1.0 for _ in models
+            ]
+        )
+
+    before = torch.get_num_threads()
+    cost = Watched(model, graph, Setting(batch_size=3, threads=1))
+    assert cost.measure([model, model]) == [1.0, 1.0]
+    assert seen == [(3, 1)] * 3
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(8, 16, 3, stride=2, bias=False), (2, 8, 9)),
+        (nn.Conv2d(8, 16, (3, 1), padding=(1, 0), dilation=(2, 1), groups=4), (2, 8, 9, 9)),
+        (nn.Conv2d(8, 16, 3, groups=8, padding="same", padding_mode="reflect"), (2, 8, 9, 9)),
+        (nn.Conv3d(8, 16, 1), (2, 8, 3, 4, 5)),
+        (nn.ConvTranspose2d(8, 16, 3, stride=2, output_padding=1), (2, 8, 5, 5)),
+        (nn.Linear(8, 16), (2, 7, 8)),
+    ],
+    ids=str,
+)
+def test_a_resized_layer_differs_in_its_widths_alone(layer, shape):
+    x = torch.zeros(shape)
+    assert resized(layer, 8, 16)(x).shape == layer(x).shape
+    assert str(resized(layer, 8, 16)) == str(layer)
+    for share in GRID:
+        inputs, outputs = widths_at(layer, share, share)
+        axis = 2 if isinstance(layer, nn.Linear) else 1
+        narrow = x.narrow(axis, 0, inputs)
+        assert resized(layer, inputs, outputs)(narrow).shape[axis] == outputs
+
+
+def test_interpolation():
+    grid = torch.tensor(GRID)
+    x = torch.tensor([0.0, 0.125, 0.3125, 0.5, 0.6, 1.0])
+    weights = _between(x, grid)
+    assert torch.allclose(weights.sum(-1), torch.ones(6))
+    assert torch.allclose(weights @ grid, x.clamp(0.125, 1))
+
+
+def test_a_graph_without_inputs_is_refused(traced):
+    model, graph = traced
+    bare = replace(graph, example=None)
+    with pytest.raises(BudgetError, match="example inputs"):
+        LatencyMs(model, bare)
+
+
+def test_nothing_is_measured_twice(traced, tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    first = LatencyMs(*traced)
+    (path,) = tmp_path.iterdir()
+    monkeypatch.setattr(LayerClock, "_time", lambda *_: pytest.fail("measured again"))
+    assert torch.equal(LatencyMs(*traced)._table, first._table)
+    entries = json.loads(path.read_text())
+    assert all("dtype" not in key and "torch.float32" in key for key in entries)
+
+
+def test_tables_of_a_machine_are_merged(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE, str(tmp_path / "new"))
+    one, other = Tables("cpu", 1), Tables("cpu", 1)
+    one.put("a", [1.0, 2.0])
+    other.put("b", [3.0])
+    one.save()
+    other.save()
+    again = Tables("cpu", 1)
+    assert (again.get("a", 2), again.get("b", 1)) == ([1.0, 2.0], [3.0])
+    assert again.get("a", 3) is None
+    assert Tables("cpu", 2).get("a", 2) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"a": 1}', b'{"a": [-1, "x"]}', b"\xff\x00"])
+def test_damaged_tables_are_empty(tmp_path, monkeypatch, content):
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    tables = Tables("cpu", 1)
+    tables.put("b", [1.0])
+    tables.save()
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(content)
+    assert Tables("cpu", 1).get("a", 2) is None
+    assert Tables("cpu", 1).get("a", 1) is None
+
+
+def test_tables_that_cannot_be_written_are_left_out(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for folder in (str(tmp_path / "file"), ""):
+        monkeypatch.setenv(CACHE, folder)
+        tables = Tables("cpu", 1)
+        tables.put("a", [1.0])
+        tables.save()
+        assert tables.get("a", 1) == [1.0]
+        assert Tables("cpu", 1).get("a", 1) is None
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_plans_of_random_halves_are_predicted_cheaper(cost, traced):
+    _, graph = traced
+    plan = ChannelPlan.random(graph, 0.5)
+    kept = torch.tensor([float(plan.keep[g.channels].sum()) for g in graph.groups])
+    assert float(cost(kept)) <= cost.full
+
+
+@pytest.mark.parametrize(("wasteful", "multiple"), [((), 1), ((1,), 2), ((1, 2, 4), 8), ((8,), 16)])
+def test_the_fast_multiple_is_above_every_step_that_wastes_time(monkeypatch, wasteful, multiple):
+    """On a clock that is slow at odd multiples of some steps."""
+
+    def time(_clock, module, _shape, _inputs, outputs):
+        step = outputs & -outputs  # the largest power of two in it
+        return outputs * (1.2 if step in wasteful else 1.01)
+
+    monkeypatch.setattr(LayerClock, "_time", time)
+    monkeypatch.setenv(CACHE, "")
+    model = nn.Sequential(nn.Conv2d(3, 128, 3), nn.ReLU(), nn.Conv2d(128, 4, 1))
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    cost = LatencyMs(model, graph)
+    assert cost.fast_multiple == multiple
+    chooser = Chooser(model, graph, round_to=None)
+    scores = torch.rand(128).numpy()
+    kept = chooser.choose(scores, Budget(macs=0.6)).keep.sum()
+    assert kept % multiple == 0
+    assert kept > 128 * 0.6 - multiple - 1
+
+
+def test_narrow_networks_are_not_rounded(traced):
+    assert LatencyMs(*traced).fast_multiple == 1
