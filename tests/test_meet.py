@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from stamppruner import Budget, trace_channels
+from stamppruner import Budget, summary, trace_channels
+from stamppruner.baselines import Magnitude
 from stamppruner.budget import Chooser
 from stamppruner.costs import LatencyMs, TrainStepMs
+from stamppruner.costs._clock import LayerClock
 from stamppruner.errors import BudgetError
 from stamppruner.meet import meet
 from stamppruner.models import resnet18
@@ -36,6 +39,8 @@ def clock(power: float, factor: float = 1.0):
 def chooser(request, monkeypatch):
     monkeypatch.setattr(LatencyMs, "timed", clock(request.param))
     monkeypatch.setattr(TrainStepMs, "timed", clock(1.0, 3.0))
+    monkeypatch.setattr(LayerClock, "_time", lambda _clock, _module, _shape, i, o: 1e-3 * i * o + 1)
+    monkeypatch.setenv("STAMPPRUNER_CACHE", "")
     return Chooser(MODEL, GRAPH, floor=0.02)
 
 
@@ -90,3 +95,47 @@ def test_a_clock_that_stands_still_ends(chooser, monkeypatch):
     assert met.times["latency_ms"].after == 1
     with pytest.raises(BudgetError, match=r"100\.0%"):
         meet(MODEL, chooser, SCORES, Budget(latency_ms=0.5))
+
+
+class Images(torch.utils.data.Dataset):
+    """Labelled noise."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i):
+        return torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(i)), i % 10
+
+
+def test_the_report_has_what_was_asked_predicted_and_measured(chooser):
+    budget = Budget(latency_ms=0.6, activation_bytes=0.9, batch_size=4, threads=1)
+    report = Magnitude().prune(MODEL, Images(), budget, graph=GRAPH).report
+    before, after = report.before["latency_ms"], report.after["latency_ms"]
+    assert report.budget == {"latency_ms": 0.6, "activation_bytes": 0.9}
+    assert report.reached["latency_ms"] == pytest.approx(after / before)
+    assert 0.56 <= report.reached["latency_ms"] <= 0.6
+    assert report.reached["activation_bytes"] <= 0.9
+    assert report.after["activation_bytes"] < report.before["activation_bytes"]
+    assert report.settings["latency_ms_predicted"] > 0
+    assert report.settings["latency_batch_size"] == 4
+    assert "samples on cpu" in str(report)
+
+
+def test_a_network_that_is_not_faster_names_the_layers(monkeypatch):
+    """The tables say that one layer takes as long with fewer channels."""
+
+    def time(_clock, module, _shape, inputs, outputs):
+        return 500.0 if getattr(module, "kernel_size", ()) == (3, 3) else 1e-4 * inputs * outputs
+
+    monkeypatch.setattr(LayerClock, "_time", time)
+    monkeypatch.setattr(LayerClock, "is_wide", lambda *_: False)
+    monkeypatch.setattr(summary, "latencies_ms", lambda *_, **__: [4.0, 4.5])
+    monkeypatch.setenv("STAMPPRUNER_CACHE", "")
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 1), nn.ReLU(), nn.Conv2d(64, 64, 3),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+    report = Magnitude().prune(model, Images(), Budget(macs=0.3)).report
+    (warning,) = [w for w in report.warnings if w.startswith("latency did not fall")]
+    named = warning.partition("layers that are not faster: ")[2].partition(":")[0].split(", ")
+    assert set(named) == {"0", "4"}
