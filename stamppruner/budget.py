@@ -144,8 +144,8 @@ class Chooser:
         floor: least share of every group that is kept (and at least one channel a block).
         round_to: kept widths are multiples of it in groups of at least eight times as many
             channels a block; narrower groups take half of it, a quarter, and so on. What the
-            model's code asks for (``ChannelGroup.multiple``) holds at any width. None: what is
-            fast where the budget's network is to run, by measurement.
+            model's code asks for (``ChannelGroup.multiple``) holds at any width. Budgets of a time
+            are met with a larger one where that is measured to be faster; None: other budgets, too.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Chooser:
             held = [(c(kept) <= m).numpy() for c, m in zip(costs, limits, strict=True)]
             return np.logical_and.reduce(held)
 
-        for ladder in self._ladders(budget.setting):
+        for ladder in self._ladders(budget):
             if fits(ladder.least):
                 ranked = self._ranked(values)
                 return self._plan(ranked, ladder.climb(self._merits(values, ranked), fits))
@@ -266,12 +266,13 @@ class Chooser:
         kept = [int(plan.keep[group.channels].sum()) for group in self.graph.groups]
         return torch.tensor(kept, dtype=torch.float64)
 
-    def _ladders(self, setting: Setting = HERE) -> Iterator[Ladder]:
-        """Allowed widths, ever finer."""
-        round_to = self._round_to
-        if round_to is None:
-            timed = self.cost(LatencyMs.name, setting)
-            round_to = timed.fast_multiple if isinstance(timed, Latency) else 1
+    def _ladders(self, budget: Budget | None = None) -> Iterator[Ladder]:
+        """Allowed widths, ever finer; where a time is asked for, those that are fast."""
+        timed = [c for c in self.costs_of(budget) if isinstance(c, Latency)] if budget else []
+        if self._round_to is None and not timed:
+            here = self.cost(LatencyMs.name, budget.setting if budget else HERE)
+            timed = [here] if isinstance(here, Latency) else []
+        round_to = max([self._round_to or 1, *(cost.fast_multiple for cost in timed)])
         for multiple in halvings(round_to):
             yield Ladder.of(self.graph, self._floor, multiple)
 

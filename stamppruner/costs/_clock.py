@@ -19,10 +19,10 @@ from stamppruner.inputs import Inputs
 GRID = (0.125, 0.5, 1.0)
 """Shares of the full widths at which layers are measured."""
 
-STEPS = (1, 2, 4, 8)
-"""Steps between widths that are compared with multiples of 16."""
+STEPS = (1, 2, 4, 8, 16)
+"""Steps between widths that are compared with multiples of 32."""
 
-_COARSE = 16
+_COARSE = 32
 _SECONDS = 0.005
 
 _CONVOLUTIONS: tuple[Any, ...] = (

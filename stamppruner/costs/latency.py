@@ -92,9 +92,9 @@ class Latency(Cost):
 
     @cached_property
     def fast_multiple(self) -> int:
-        """The smallest step between widths that wastes next to no time: 1, 2, 4, 8 or 16.
+        """The smallest step between widths that wastes next to no time: 1, 2, 4, 8, 16 or 32.
 
-        The dearest layers are measured at odd multiples of each step, beside the multiples of 16
+        The dearest layers are measured at odd multiples of each step, beside the multiples of 32
         around them.
         """
         with threads_set(self.setting.threads):
