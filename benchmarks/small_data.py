@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -211,9 +212,18 @@ def cells(args: argparse.Namespace, methods: list[str]) -> Iterator[tuple[str, s
 
 def tables(record: Record) -> str:
     """Accuracies and paired differences, a table a budget, and the swap tests."""
-    runs, text = record["runs"], ""
+    names = dict.fromkeys(r["target"] for r in record["runs"])
+    sized = [name for name in names if re.fullmatch(r".*-\d+", name)]
+    text = ""
+    for targets in ([name for name in names if name not in sized], *([name] for name in sized)):
+        text += _accuracies([r for r in record["runs"] if r["target"] in targets], targets)
+    return text + _swaps(record.get("swaps", []))
+
+
+def _accuracies(runs: list[Record], targets: list[str]) -> str:
+    """A table a budget."""
+    text = ""
     of = {(r["method"], r["target"], r["macs"], r["seed"]): r for r in runs}
-    targets = list(dict.fromkeys(r["target"] for r in runs))
     for macs in sorted({r["macs"] for r in runs} - {1.0}, reverse=True):
         methods = list(dict.fromkeys(r["method"] for r in runs if r["macs"] in (macs, 1.0)))
         rows = []
@@ -234,8 +244,14 @@ def tables(record: Record) -> str:
             rows.append([*row, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"])
         text += f"\n{100 * macs:.0f}% of the MACs; accuracy before / after fine-tuning, %:\n\n"
         text += markdown_table(["method", *targets, "STAMP minus it, after"], rows) + "\n"
-    for macs in sorted({s["macs"] for s in record.get("swaps", [])}, reverse=True):
-        found = [s for s in record["swaps"] if s["macs"] == macs]
+    return text
+
+
+def _swaps(swaps: list[Record]) -> str:
+    """A sentence a budget."""
+    text = ""
+    for macs in sorted({s["macs"] for s in swaps}, reverse=True):
+        found = [s for s in swaps if s["macs"] == macs]
         tests = [SwapTest.from_json(s) for s in found]
         text += f"\nSwap test at {100 * macs:.0f}% of the MACs, own minus other, points: "
         for stage in ("before", "after"):

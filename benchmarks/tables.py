@@ -1,4 +1,4 @@
-"""Fill the tables of README.md, and write docs/coverage.md and docs/small-data.md, from JSON.
+"""Fill the tables of README.md, and write the pages of docs/ that hold figures, from JSON.
 
 python benchmarks/tables.py
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from budgets import tables as budget_tables
 from digits import table
 from networks import FAMILIES, NETWORKS
 from small_data import tables as small_data_tables
@@ -40,25 +41,36 @@ This page is made by `python benchmarks/tables.py` from `benchmarks/results/cove
 """
 
 
-SMALL_DATA = """\
+SMALL_DATA_TITLE = """\
 # Small targets of real images
 
-The reference is 100 classes of Tiny-ImageNet at 32x32, the backbone a {arch} at a width of {width}
-({backbone:.1f}% of the reference's held-out images). Targets are 1,000 images of CIFAR-10 and of
-Fashion-MNIST, 500 handwritten digits and 500 rendered Greek capitals, tested on all their test
-images; a cell is the mean over seeds {seeds}, with the standard deviation. Every method has the
-same backbone, the same head start (a ridge head, batch norms of the target) and {epochs} epochs at
-lr {lr}. STAMP alone re-solves its weights by least squares and trains them under masks when it is
-meta-fitted; the other methods cut the backbone as it is. Differences are means over targets and
+The reference is 100 classes of Tiny-ImageNet at 32x32. Targets are 1,000 images of CIFAR-10 (or as
+many as the name says) and of Fashion-MNIST, 500 handwritten digits and 500 rendered Greek capitals,
+tested on all their test images; a cell is the mean over seeds, with the standard deviation. Every
+method has the same backbone, the same head start (a ridge head, batch norms of the target), epochs
+and schedule. STAMP alone re-solves its weights by least squares and trains them under masks when it
+is meta-fitted; the other methods cut the backbone as it is. Differences are means over targets and
 seeds with 95% intervals of the bootstrap.
 
-This page is made by `python benchmarks/tables.py` from `benchmarks/results/{name}`, which
-`python benchmarks/small_data.py` wrote{note}.
+This page is made by `python benchmarks/tables.py` from JSON that `python benchmarks/small_data.py`
+wrote.
+"""
+SMALL_DATA = """
+## {arch} at a width of {width}
+
+{backbone:.1f}% of the reference's held-out images; seeds {seeds}; {epochs} epochs at lr {lr};
+meta-fitted for {iterations} iterations with {weight_steps} steps under masks in each. From
+`benchmarks/results/{name}`{note}.
 """
 
 
-def small_data_page(name: str, record: dict[str, Any]) -> str:
-    """docs/small-data.md, from the record of benchmarks/small_data.py."""
+def small_data_page() -> str:
+    """docs/small-data.md, from the records of benchmarks/small_data.py."""
+    paths = sorted((ROOT / "benchmarks/results").glob("small-data-*.json"), reverse=True)
+    return SMALL_DATA_TITLE + "".join(_net(p.name, json.loads(p.read_text())) for p in paths)
+
+
+def _net(name: str, record: dict[str, Any]) -> str:
     setting = record["setting"]
     seeds = sorted({run["seed"] for run in record["runs"]})
     text = SMALL_DATA.format(
@@ -69,6 +81,8 @@ def small_data_page(name: str, record: dict[str, Any]) -> str:
         epochs=setting["finetune"]["epochs"],
         lr=setting["finetune"]["lr"],
         name=name,
+        iterations=setting["config"]["iterations"],
+        weight_steps=setting["config"]["weight_steps"],
         note=", on held-out training images" if setting["held_out"] else "",
     )
     return text + small_data_tables(record)
@@ -79,7 +93,8 @@ def fill(text: str) -> str:
 
     def made(match: re.Match[str]) -> str:
         record = json.loads((ROOT / match[2]).read_text())
-        return f"{match[1]}{table(record['runs'])}\n{match[3]}"
+        made = budget_tables(record) if "exact" in record else table(record["runs"])
+        return f"{match[1]}{made}\n{match[3]}"
 
     return MARK.sub(made, text)
 
@@ -197,10 +212,8 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    atomic_write(readme, fill(readme.read_text()).encode())
+    for filled in (ROOT / "README.md", ROOT / "docs/budgets.md"):
+        atomic_write(filled, fill(filled.read_text()).encode())
     record = json.loads((ROOT / "benchmarks/results/coverage.json").read_text())
     atomic_write(ROOT / "docs/coverage.md", coverage_page(record).encode())
-    small = ROOT / "benchmarks/results/small-data-vgg19.json"
-    page = small_data_page(small.name, json.loads(small.read_text()))
-    atomic_write(ROOT / "docs/small-data.md", page.encode())
+    atomic_write(ROOT / "docs/small-data.md", small_data_page().encode())

@@ -67,8 +67,9 @@ def in_turns_ms(calls: Sequence[Callable[[], float]], seconds: float) -> list[fl
     for call in calls:
         call()  # allocates, chooses algorithms
     start = perf_counter()
-    for done in range(_MOST if seconds <= _SECONDS else 10 * _MOST):
-        if done >= _FEWEST and perf_counter() - start > seconds * len(calls):
+    careful = seconds > _SECONDS
+    for done in range(10 * _MOST if careful else _MOST):
+        if done >= _FEWEST + 2 * careful and perf_counter() - start > seconds * len(calls):
             break
         for call, times in zip(calls, taken, strict=True):
             times.append(call())
