@@ -184,7 +184,7 @@ def speed() -> Iterator[Record]:
         for dtype in (torch.float32, torch.bfloat16):
             for mode in ("inference", "training"):
                 calls = [passes(m, dtype, mode) for m in (model, *slims.values())]
-                whole, *left = in_turns_ms(calls, 8.0)
+                whole, *left = in_turns_ms(calls, 4.0)
                 for tool, slim, ms in zip(slims, slims.values(), left, strict=True):
                     fewer = full / macs(slim, example)
                     yield {"net": name, "dtype": str(dtype), "mode": mode, "tool": tool,

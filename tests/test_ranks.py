@@ -83,6 +83,7 @@ def work(rank: int, folder: str) -> None:
         "mean": ranks.mean(np.array([1.0, 2.0]) * (rank + 1)).tolist(),
         "stamp": facts(stamp(data)),
         "taylor": facts(Taylor(measure_latency=False, seed=rank).prune(vgg(seed=rank), data, HALF)),
+        "timed": facts(stamp(data, Budget(latency_ms=1e4, macs=0.5))),
         "pareto": [facts(result) for result in sweep(data)],
         "tuned": failure(lambda: sweep(data, finetune={"epochs": 1})),
         "errors": {
@@ -93,6 +94,7 @@ def work(rank: int, folder: str) -> None:
             "single": failure(lambda: ranks.sample_target(single, 9)),
             "late": failure(lambda: late(rank)),
             "reach": failure(lambda: stamp(data, Budget(macs=1e-5))),
+            "fast": failure(lambda: stamp(data, Budget(latency_ms=1e-9))),
         },
         "after": facts(stamp(data))["kept"],
     }
@@ -119,7 +121,7 @@ def read(path: Path) -> dict[str, Any]:
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize("method", ["stamp", "taylor"])
+@pytest.mark.parametrize("method", ["stamp", "taylor", "timed"])
 def test_27_all_ranks_get_the_same_plan_and_network(found: Any, method: str) -> None:
     one, two = (f[method] for f in found)
     assert one["kept"] == two["kept"]
@@ -205,3 +207,11 @@ def test_alone_nothing_is_exchanged() -> None:
         raise DataError("mine")
     result = stamp([stripes(8)])
     assert "ranks" not in result.report.settings
+
+
+def test_times_are_measured_by_the_first_rank_alone(found: Any) -> None:
+    one, two = (f["errors"]["fast"] for f in found)
+    assert one[0] == "BudgetError"
+    assert "ms measured" in one[1]
+    assert two[0] == "RankError"
+    assert "rank 0: BudgetError" in two[1]
