@@ -27,8 +27,8 @@ import numpy as np
 import torch
 import torch_pruning
 import torchvision
+from coverage import macs
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from stamppruner import Budget, ChannelGraph, ChannelPlan, check_equivalence, trace_channels
 from stamppruner.baselines import Magnitude
@@ -210,13 +210,6 @@ def global_ranking(model: nn.Module, example: Tensor, round_to: int | None) -> n
         else:
             high, found = ratio, slim
     return found
-
-
-def macs(model: nn.Module, x: Tensor) -> float:
-    """Multiply-adds a sample."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(x)
-    return counter.get_total_flops() / 2
 
 
 def passes(model: nn.Module, dtype: torch.dtype, mode: str) -> Callable[[], float]:

@@ -163,7 +163,8 @@ class Chooser:
         self.costs = {name: self.cost(name) for name in _REPORTED}
         self._blocks = np.array([g.blocks for g in graph.groups], dtype=np.int64)
         self._floor, self._round_to = floor, round_to
-        self._finest = Ladder.of(graph, floor, 1)
+        self._made: dict[int, Ladder] = {}
+        self._finest = self._ladder(1)
 
     def cost(self, name: str, setting: Setting = HERE) -> Cost:
         """The cost of this name; made once for every setting.
@@ -268,13 +269,18 @@ class Chooser:
 
     def _ladders(self, budget: Budget | None = None) -> Iterator[Ladder]:
         """Allowed widths, ever finer; where a time is asked for, those that are fast."""
-        timed = [c for c in self.costs_of(budget) if isinstance(c, Latency)] if budget else []
-        if self._round_to is None and not timed:
-            here = self.cost(LatencyMs.name, budget.setting if budget else HERE)
-            timed = [here] if isinstance(here, Latency) else []
-        round_to = max([self._round_to or 1, *(cost.fast_multiple for cost in timed)])
-        for multiple in halvings(round_to):
-            yield Ladder.of(self.graph, self._floor, multiple)
+        costs = self.costs_of(budget) if budget else []
+        if self._round_to is None and not any(isinstance(cost, Latency) for cost in costs):
+            costs = [self.cost(LatencyMs.name, budget.setting if budget else HERE)]
+        fast = [cost.fast_multiple for cost in costs if isinstance(cost, Latency)]
+        for multiple in halvings(max([self._round_to or 1, *fast])):
+            yield self._ladder(multiple)
+
+    def _ladder(self, multiple: int) -> Ladder:
+        """Made once: channels are chosen at every step of meta-fitting."""
+        if multiple not in self._made:
+            self._made[multiple] = Ladder.of(self.graph, self._floor, multiple)
+        return self._made[multiple]
 
     def full_widths(self) -> torch.Tensor:
         """Channels of every group, ``(G,)`` float64."""

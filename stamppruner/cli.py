@@ -117,8 +117,9 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _pareto(arguments: argparse.Namespace) -> int:
+    from stamppruner.io import check_folder
     from stamppruner.named import named_model
-    from stamppruner.pareto import PAGE, RECORD, as_budgets, check_folder
+    from stamppruner.pareto import PAGE, RECORD, as_budgets
     from stamppruner.pruner import NotMetaFittedWarning, STAMPPruner, UnlikeImagesWarning
     from stamppruner.pruner_file import model_in
 
@@ -127,7 +128,7 @@ def _pareto(arguments: argparse.Namespace) -> int:
     model = named_model(arguments.model, arguments.model_args, tensors)
     pruner = STAMPPruner.load(arguments.pruner, model)
     data, test = _folders(arguments, shape)
-    folder = check_folder(arguments.out)
+    folder = check_folder(arguments.out, [RECORD])
     with warnings.catch_warnings():
         for kind in (NotMetaFittedWarning, UnlikeImagesWarning):  # the record has them too
             warnings.simplefilter("ignore", kind)

@@ -23,9 +23,9 @@ from stamppruner.data import (
     digits,
     render_characters,
 )
-from stamppruner.errors import CheckpointError, EquivalenceError, StampError
+from stamppruner.errors import EquivalenceError, StampError
 from stamppruner.finetune import finetune
-from stamppruner.io import atomic_write, check_writable
+from stamppruner.io import atomic_write, check_folder
 from stamppruner.models import VGG, ResNet
 from stamppruner.pruner import STAMPPruner
 from stamppruner.report.format import cost, seconds, text_table
@@ -35,6 +35,10 @@ from stamppruner.slim import load_slim
 from stamppruner.tasks import TaskSampler
 
 Arch = Literal["resnet", "vgg"]
+
+
+FILES = ("slim.safetensors", "report.html", "kept_channels.svg", "demo.json")
+"""What :func:`run_demo` writes into its folder."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,7 @@ def run_demo(
     )
     folder = Path(out) if out is not None else None
     if folder is not None:
-        _prepare(folder)
+        check_folder(folder, FILES)
     clock = _Clock()
     seed = config.seed
     say("1/5  drawing characters of many alphabets, and reading handwritten digits")
@@ -261,31 +265,18 @@ def _measure(
     )
 
 
-def _prepare(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot make the folder {str(folder)!r} ({error}): choose another"
-        ) from error
-    for name in ("slim.safetensors", "report.html", "kept_channels.svg", "demo.json"):
-        check_writable(folder / name)
-
-
 def _write(demo: Demo, folder: Path, fresh: nn.Module, test: ArrayDataset) -> None:
-    result = demo.result
-    result.save(folder / "slim.safetensors")
+    result, (slim, page, picture, record) = demo.result, (folder / name for name in FILES)
+    result.save(slim)
     images = test.tensors()[0][:256]
-    reloaded = load_slim(folder / "slim.safetensors", fresh)
+    reloaded = load_slim(slim, fresh)
     with torch.no_grad():
         demo.equal = torch.equal(reloaded(images), result.model.eval()(images))
     if not demo.equal:
-        raise EquivalenceError(
-            f"{folder / 'slim.safetensors'}: the reloaded network differs from the saved one"
-        )
-    result.report.to_html(folder / "report.html")
-    atomic_write(folder / "kept_channels.svg", kept_channels_svg(result.report.groups).encode())
-    atomic_write(folder / "demo.json", json.dumps(demo.to_json(), indent=2).encode())
+        raise EquivalenceError(f"{slim}: the reloaded network differs from the saved one")
+    result.report.to_html(page)
+    atomic_write(picture, kept_channels_svg(result.report.groups).encode())
+    atomic_write(record, json.dumps(demo.to_json(), indent=2).encode())
 
 
 class _Clock:

@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,6 +69,24 @@ def check_writable(path: PathLike) -> None:
     descriptor, temporary = _open_temporary(target)
     os.close(descriptor)
     os.unlink(temporary)
+
+
+def check_folder(directory: PathLike, files: Iterable[str]) -> Path:
+    """The folder, made if missing, in which files of these names can be written.
+
+    Raises:
+        CheckpointError: it cannot be made, or a file not be written.
+    """
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot make the folder {str(folder)!r} ({error}): choose another"
+        ) from error
+    for file in files:
+        check_writable(folder / file)
+    return folder
 
 
 def atomic_write(path: PathLike, content: bytes | Callable[[BinaryIO], object]) -> None:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,7 +16,7 @@ from stamppruner import ranks
 from stamppruner.budget import Budget
 from stamppruner.errors import BudgetError, CheckpointError, ConfigError, StampError
 from stamppruner.finetune import evaluate, finetune
-from stamppruner.io import PathLike, atomic_write, check_writable
+from stamppruner.io import PathLike, atomic_write, check_folder
 from stamppruner.report import Report
 from stamppruner.report import format as fmt
 from stamppruner.report.front import METRICS, page
@@ -205,12 +204,10 @@ class Pareto:
         """
         if len(self.results) != len(self.points):
             raise StampError("there are no networks to save: this was read from a record")
-        folder = check_folder(directory)
-        paths = [folder / name for name in (*(p.file for p in self.points), PAGE, RECORD)]
-        for path in paths:
-            check_writable(path)
-        for path, result in zip(paths, self.results, strict=False):
-            result.save(path)
+        files = [point.file for point in self.points]
+        folder = check_folder(directory, (*files, PAGE, RECORD))
+        for file, result in zip(files, self.results, strict=True):
+            result.save(folder / file)
         atomic_write(folder / PAGE, page(self).encode())
         atomic_write(folder / RECORD, json.dumps(self.to_json(), indent=2).encode())
 
@@ -277,23 +274,6 @@ def as_budgets(budgets: Any) -> list[Budget]:
         if budget in asked[:i]:
             raise BudgetError(f"{budget} is given twice: pass each budget once")
     return asked
-
-
-def check_folder(directory: PathLike) -> Path:
-    """The folder, made if missing.
-
-    Raises:
-        CheckpointError: it cannot be made, or is not writable.
-    """
-    folder = Path(directory)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot make the folder {str(folder)!r} ({error}): choose another"
-        ) from error
-    check_writable(folder / RECORD)
-    return folder
 
 
 def _as_budget(value: Any) -> Budget:

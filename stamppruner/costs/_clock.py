@@ -118,6 +118,7 @@ def _multiple(share: float, full: int, module: nn.Module) -> int:
 
 
 def widths_at(module: nn.Module, share_in: float, share_out: float) -> tuple[int, int]:
+    """Input and output width at about these shares of the full ones."""
     full_in, full_out = layers.input_width(module), layers.output_width(module)
     inputs = _multiple(share_in, full_in, module)
     if layers.is_depthwise(module):

@@ -34,9 +34,10 @@ class Elements(Cost):
         self._outside = total - self.full
         self.full = total
 
-    @abstractmethod
     def tensors(self, module: nn.Module, *, whole: bool) -> Iterator[tuple[str, Tensor]]:
-        """What counts, by name: of the module alone, or of the whole model."""
+        """What counts, by name: parameters and buffers of the module alone, or of all in it."""
+        yield from module.named_parameters(recurse=whole)
+        yield from module.named_buffers(recurse=whole)
 
     @abstractmethod
     def weight(self, tensor: Tensor) -> int:

@@ -13,7 +13,7 @@ and a second copy of a parameter's gradient, where its layout calls for one, as 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -98,11 +98,6 @@ class _State(Elements):
     """Bytes of parameters, their gradients and their momentum, and of buffers."""
 
     name, unit = "state", "bytes"
-
-    def tensors(self, module: nn.Module, *, whole: bool) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and buffers."""
-        yield from module.named_parameters(recurse=whole)
-        yield from module.named_buffers(recurse=whole)
 
     def weight(self, tensor: Tensor) -> int:
         """Bytes an element."""

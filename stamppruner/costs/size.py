@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 from torch import Tensor, nn
@@ -44,11 +43,6 @@ class SizeBytes(Elements):
     def constant(self) -> float:
         """What the graph does not list, and the header."""
         return super().constant + self.header
-
-    def tensors(self, module: nn.Module, *, whole: bool) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and buffers, also those that a state dict leaves out."""
-        yield from module.named_parameters(recurse=whole)
-        yield from module.named_buffers(recurse=whole)
 
     def weight(self, tensor: Tensor) -> int:
         """Bytes an element."""
