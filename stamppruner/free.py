@@ -7,18 +7,16 @@ goes into slices of the tensor, and every layer reports which of its input posit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from stamppruner import codes
 from stamppruner.channels import BoolArray, IntArray
-from stamppruner.probe import Probe
+from stamppruner.probe import Probe, Question
 
 
 @dataclass(frozen=True)
@@ -48,16 +46,68 @@ def find_free_axes(asker: Probe, silent: IntArray) -> list[FreeAxis]:
         silent: positions that are NaN anyway.
     """
     hidden = np.isin(np.arange(asker.positions), silent)
-    rounds: list[list[_Reached]] = []  # every tensor at most once in each
-    for name, tensor, axis in _candidates(asker):
-        bit = islice(codes.spelling(tensor.shape[axis]), 2)
-        halves = [_ask(asker, [(tensor, axis, marked)]) & ~hidden for marked in bit]
-        positions = np.flatnonzero(halves[0] | halves[1])
-        if len(positions) and not (halves[0] & halves[1]).any():
-            free = [r for r in rounds if all(name != other for other, *_ in r)] or [[]]
-            rounds += [] if free[0] else free
-            free[0].append((name, tensor, axis, positions))
-    return [axis for together in rounds for axis in _axes_of(asker, together)]
+    found: list[FreeAxis] = []
+    for together in _rounds(_candidates(asker)):
+        apart = []
+        for (name, tensor, axis), halves in zip(
+            together, _halves(asker, together, hidden), strict=True
+        ):
+            positions = np.flatnonzero(halves[0] | halves[1])
+            if len(positions) and not (halves[0] & halves[1]).any():
+                apart.append((name, tensor, axis, positions))
+        if apart:
+            found += _axes_of(asker, apart)
+    return found
+
+
+_Candidate = tuple[str, Tensor, int]
+"""A tensor, by name, and an axis."""
+
+
+def _rounds(candidates: Iterable[_Candidate]) -> list[list[_Candidate]]:
+    """Every tensor at most once in each."""
+    rounds: list[list[_Candidate]] = []
+    seen: dict[str, int] = {}
+    for candidate in candidates:
+        number = seen[candidate[0]] = seen.get(candidate[0], -1) + 1
+        rounds += [[]] if number == len(rounds) else []
+        rounds[number].append(candidate)
+    return rounds
+
+
+def _halves(
+    asker: Probe, together: Sequence[_Candidate], hidden: BoolArray
+) -> list[tuple[BoolArray, BoolArray]]:
+    """The positions that the even and the odd slices of each candidate reach.
+
+    All halves are numbered, and questions spell their numbers; candidates that may meet others
+    somewhere are asked alone.
+    """
+    parts = [tuple(islice(codes.spelling(t.shape[axis]), 2)) for _, t, axis in together]
+    numbers = codes.spelling(2 * len(together))
+    common = np.stack(
+        [
+            _ask(
+                asker,
+                [
+                    (tensor, axis, even & marks[2 * k] | odd & marks[2 * k + 1])
+                    for k, ((_, tensor, axis), (even, odd)) in enumerate(
+                        zip(together, parts, strict=True)
+                    )
+                ],
+            )
+            for marks in numbers
+        ]
+    )
+    number, sure = codes.decode(common)
+    unsure = common.any(axis=0) & ~sure & ~hidden
+    meeting = np.unique(codes.allowed(common[:, unsure], 2 * len(together))[0] // 2)
+    return [
+        tuple(_ask(asker, [(tensor, axis, part)]) & ~hidden for part in halves)
+        if k in meeting
+        else tuple(sure & ~hidden & (number == 2 * k + odd) for odd in (0, 1))
+        for k, ((_, tensor, axis), halves) in enumerate(zip(together, parts, strict=True))
+    ]
 
 
 _Reached = tuple[str, Tensor, int, IntArray]
@@ -91,7 +141,7 @@ def _own_index(asker: Probe, tensor: Tensor, axis: int, positions: IntArray) -> 
     return codes.decode(np.stack(answers))[0]
 
 
-def _candidates(asker: Probe) -> Iterator[tuple[str, Tensor, int]]:
+def _candidates(asker: Probe) -> Iterator[_Candidate]:
     """Axes of floating tensors, outside the layers that are watched, as long as some layer."""
     lengths = {*asker.widths.values(), *asker.readers.values()} - {1}
     owners = tuple(name + "." if name else "" for name in asker.readers)
@@ -103,24 +153,7 @@ def _candidates(asker: Probe) -> Iterator[tuple[str, Tensor, int]]:
                 yield name, tensor, axis
 
 
-Question = Sequence[tuple[Tensor, int, BoolArray]]
-"""Tensors, their axes, and the marked slices that are NaN."""
-
-
 def _ask(asker: Probe, question: Question) -> BoolArray:
     """``(positions,)``: which positions turn NaN."""
-    with _poisoned(question):
+    with asker.poisoned(question):
         return asker.ask([{}])[0][0]
-
-
-@contextmanager
-def _poisoned(question: Question) -> Iterator[None]:
-    before = [tensor.detach().clone() for tensor, _, _ in question]
-    try:
-        for tensor, axis, marked in question:
-            index = torch.from_numpy(np.flatnonzero(marked)).to(tensor.device)
-            tensor.detach().index_fill_(axis, index, torch.nan)
-        yield
-    finally:
-        for (tensor, _, _), values in zip(question, before, strict=True):
-            tensor.detach().copy_(values)

@@ -82,6 +82,18 @@ class Inputs:
 
         return self._map(rows)
 
+    def blank(self, count: int, poisoned: Sequence[int] = ()) -> Inputs:
+        """``count`` samples of one value, stored once a row, which is NaN in the poisoned rows."""
+
+        def rows(x: Tensor) -> Tensor:
+            if not x.is_floating_point():
+                return x[:1].expand(count, *x.shape[1:])
+            out = x.new_full((count, *[1] * (x.dim() - 1)), 0.5)
+            out[list(poisoned)] = torch.nan
+            return out.expand(count, *x.shape[1:])
+
+        return self._map(rows)
+
     def random(self, count: int, seed: int) -> Inputs:
         """``count`` samples of standard normal noise in place of the floating values."""
         generator = torch.Generator().manual_seed(seed)

@@ -12,8 +12,8 @@ Norms over channels let NaN pass channel by channel, because the gates mask thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,9 @@ _CHUNK_BYTES = 8 * 2**20
 
 Row = dict[int, BoolArray]
 """One question: for some producers, which of their output channels are NaN."""
+
+Question = Sequence[tuple[Tensor, int, BoolArray]]
+"""Parameters and buffers, their axes, and the marked slices that are NaN."""
 
 
 class Probe:
@@ -74,6 +77,7 @@ class Probe:
             for name, m in self.layers.items()
             if name not in self.depthwise
         }
+        self.number = {name: producer for producer, name in enumerate(self.widths)}
         self.readers = {name: layers.input_width(m) for name, m in self.layers.items()}
         self.readers |= {name: width for name, (_, width) in calls.norms.items()}
         self.readers |= calls.channelwise | calls.opaque
@@ -81,8 +85,15 @@ class Probe:
         self.start = dict(zip(self.readers, starts[:-1].tolist(), strict=True))
         self.positions = int(starts[-1])
         self.whole = False  # whether some output has no batch axis
+        self.shared: set[int] = set()  # producers with one answer to all rows (tables of biases)
         self.uniform = True  # whether the model runs with answers stored once for all places
         self.rows = 0  # that are asked at once; 0: to be found
+        self._parameters = [
+            (module, dict(module._parameters), {n: _half(p) for n, p in module._parameters.items()})
+            for module in model.modules()
+            if module._parameters
+        ]
+        self._marked: dict[int, Tensor] = {}  # what stands in for parameters with NaN
         self._made: dict[Any, Any] = {}  # what opaque modules return
 
     def ask(self, rows: Sequence[Row | None]) -> tuple[BoolArray, BoolArray]:
@@ -98,16 +109,26 @@ class Probe:
         if not self.rows:
             self.rows = self._fitting_rows()
         asked = [row for row in rows if row is not None]
+        alone: dict[int, Row] = {}
+        if self.rows > 1 and self.shared:
+            parts = [{p: m for p, m in r.items() if p in self.shared and m.any()} for r in asked]
+            alone = {i: part for i, part in enumerate(parts) if part}
+            asked = [{p: m for p, m in r.items() if p not in self.shared} for r in asked]
         starts = range(0, len(asked), self.rows)
         answers = [self._forward(asked[i : i + self.rows]) for i in starts]
-        answers += [self._forward([None])] * (len(rows) - len(asked))
-        return np.concatenate([a for a, _ in answers]), np.concatenate([o for _, o in answers])
+        answers += [self._forward([None]) for _ in rows[len(asked) :]]
+        hits, outputs = (np.concatenate(found) for found in zip(*answers, strict=True))
+        for i, part in alone.items():
+            own_hits, own_outputs = self._forward([part])
+            hits[i] |= own_hits[0]
+            outputs[i] |= own_outputs[0]
+        return hits, outputs
 
     def _fitting_rows(self) -> int:
         """How many rows a forward pass takes within the memory it may use."""
         try:
             for _ in range(2 if self.opaque or self.functional else 1):  # these compute once
-                with UniformTensors() as used:
+                with UniformTensors() as used, self._constants():
                     self._answers([{}, {}])
             largest = used.largest // 2
         except UnsupportedModelError:  # it writes into one place, or its views need memory
@@ -116,8 +137,41 @@ class Probe:
 
     def _forward(self, rows: Sequence[Row | None]) -> tuple[BoolArray, BoolArray]:
         self.tick()
-        with UniformTensors() if self.uniform else nullcontext():
+        if not self.uniform:
             return self._answers(rows)
+        with UniformTensors(), self._constants():
+            return self._answers(rows)
+
+    @contextmanager
+    def poisoned(self, question: Question) -> Iterator[None]:
+        """NaN in the marked slices of parameters and buffers."""
+        before = [tensor.detach().clone() for tensor, _, _ in question]
+        try:
+            for tensor, axis, marked in question:
+                index = torch.from_numpy(np.flatnonzero(marked)).to(tensor.device)
+                tensor.detach().index_fill_(axis, index, torch.nan)
+                values = torch.where(torch.from_numpy(marked), torch.nan, 0.5).to(tensor)
+                view = values.view(-1, *[1] * (tensor.dim() - axis - 1))
+                self._marked[id(tensor)] = view.expand(tensor.shape)
+            yield
+        finally:
+            self._marked.clear()
+            for (tensor, _, _), values in zip(question, before, strict=True):
+                tensor.detach().copy_(values)
+
+    @contextmanager
+    def _constants(self) -> Iterator[None]:
+        """Parameters that are uniform: their values do not matter."""
+        try:
+            for module, own, constants in self._parameters:
+                module._parameters.update(constants)
+                for name, parameter in own.items() if self._marked else ():
+                    if id(parameter) in self._marked:
+                        module._parameters[name] = self._marked[id(parameter)]  # type: ignore[assignment]
+            yield
+        finally:
+            for module, own, _ in self._parameters:
+                module._parameters.update(own)
 
     def _answers(self, rows: Sequence[Row | None]) -> tuple[BoolArray, BoolArray]:
         count = len(rows)
@@ -126,10 +180,10 @@ class Probe:
         def note(name: str, x: Tensor, axis: int) -> Tensor:
             nan = _nan_channels(x, axis % x.dim(), count)
             hits[:, self.start[name] : self.start[name] + self.readers[name]] |= nan.numpy()
-            return nan
+            return nan.expand(count, self.readers[name])
 
         forwards: dict[nn.Module, Callable[..., Any]] = {}
-        for producer, name in enumerate(self.widths):
+        for name, producer in self.number.items():
             nan = np.zeros((count, self.widths[name]), dtype=bool)
             for r, row in enumerate(rows):
                 if row is not None and producer in row:
@@ -147,7 +201,9 @@ class Probe:
         fill = 0.5 if rows[0] is not None else torch.nan
         for name, module in self.opaque.items():
             forwards[module] = self._opaque(name, note, fill)
-        batch = self.inputs.repeat(count, [r for r, row in enumerate(rows) if row is None])
+        poisoned = [r for r, row in enumerate(rows) if row is None]
+        make = self.inputs.blank if self.uniform else self.inputs.repeat
+        batch = make(count, poisoned)
         used = FunctionalLayers(self.functional, self._functional(note, fill))
         try:
             with patched_forwards(forwards), used if self.functional else nullcontext():
@@ -184,6 +240,8 @@ class Probe:
                 shape = (x.shape[0], *recorded[1:])
             mask = arrived.repeat_interleave(self.depthwise[name], 1) if nan is None else nan
             axis = layers.channel_axis(module, len(shape))
+            if shape[0] % len(mask) and name in self.number:
+                self.shared.add(self.number[name])
             answer = _constant(mask.to(x.device), shape, axis, x.dtype)
             return answer if self.uniform else answer.contiguous()
 
@@ -195,8 +253,12 @@ class Probe:
 
         def answer(*args: Any, **kwargs: Any) -> Any:
             note(name, args[0], -1)
-            given = tree_map(_finite, (args, kwargs))
-            return self._filled(name, given, lambda: forward(*given[0], **given[1]), fill)
+
+            def compute() -> Any:
+                constant = tree_map(partial(self._filling, 0.5), (args, kwargs))
+                return forward(*constant[0], **constant[1])
+
+            return self._filled(name, (args, kwargs), compute, fill)
 
         return answer
 
@@ -214,17 +276,21 @@ class Probe:
         key = name, tuple(x.shape for x in tree_leaves(inputs) if isinstance(x, Tensor))
         if key not in self._made:
             self._made[key] = tree_map(_outline, compute())
+        return tree_map(partial(self._filling, fill), self._made[key])
 
-        def one(x: Any) -> Any:
-            if not isinstance(x, Tensor) or not x.is_floating_point():
-                return x
-            full = x.new_full((), fill).expand(x.shape)
-            return full if self.uniform else full.contiguous()
-
-        return tree_map(one, self._made[key])
+    def _filling(self, value: float, x: Any) -> Any:
+        """A floating tensor of one value, of the shape of ``x``."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        full = x.new_full((), value).expand(x.shape)
+        return full if self.uniform else full.contiguous()
 
 
 Note = Callable[[str, Tensor, int], Tensor]
+
+
+def _half(parameter: Tensor | None) -> Any:
+    return None if parameter is None else parameter.new_full((), 0.5).expand(parameter.shape)
 
 
 def _pass_on(note: Note, name: str, axis: int, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
@@ -240,10 +306,6 @@ def _outline(x: Any) -> Any:
     """Floating tensors without their values."""
     floating = isinstance(x, Tensor) and x.is_floating_point()
     return x.new_empty(()).expand(x.shape) if floating else x
-
-
-def _finite(x: Any) -> Any:
-    return x.nan_to_num() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def _nan_channels(x: Tensor, axis: int, count: int) -> Tensor:
