@@ -7,8 +7,9 @@ goes into slices of the tensor, and every layer reports which of its input posit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -49,12 +50,10 @@ def find_free_axes(asker: Probe, silent: IntArray) -> list[FreeAxis]:
     found: list[FreeAxis] = []
     for together in _rounds(_candidates(asker)):
         apart = []
-        for (name, tensor, axis), halves in zip(
-            together, _halves(asker, together, hidden), strict=True
-        ):
-            positions = np.flatnonzero(halves[0] | halves[1])
-            if len(positions) and not (halves[0] & halves[1]).any():
-                apart.append((name, tensor, axis, positions))
+        for (name, tensor, axis), reached in zip(together, _halves(asker, together), strict=True):
+            even, odd = reached & ~hidden
+            if (even | odd).any() and not (even & odd).any():
+                apart.append((name, tensor, axis, np.flatnonzero(even | odd)))
         if apart:
             found += _axes_of(asker, apart)
     return found
@@ -75,39 +74,55 @@ def _rounds(candidates: Iterable[_Candidate]) -> list[list[_Candidate]]:
     return rounds
 
 
-def _halves(
-    asker: Probe, together: Sequence[_Candidate], hidden: BoolArray
-) -> list[tuple[BoolArray, BoolArray]]:
+def _halves(asker: Probe, together: Sequence[_Candidate]) -> BoolArray:
     """The positions that the even and the odd slices of each candidate reach.
 
-    All halves are numbered, and questions spell their numbers; candidates that may meet others
-    somewhere are asked alone.
+    All halves are numbered, and questions spell their numbers as Gray codes: those of neighbours,
+    which often meet, have most bits in common. Where several arrive, those are asked again that
+    may have; at once if they cannot meet.
+
+    Returns:
+        ``(candidates, 2, positions)``.
     """
-    parts = [tuple(islice(codes.spelling(t.shape[axis]), 2)) for _, t, axis in together]
-    numbers = codes.spelling(2 * len(together))
-    common = np.stack(
-        [
-            _ask(
-                asker,
-                [
-                    (tensor, axis, even & marks[2 * k] | odd & marks[2 * k + 1])
-                    for k, ((_, tensor, axis), (even, odd)) in enumerate(
-                        zip(together, parts, strict=True)
-                    )
-                ],
-            )
-            for marks in numbers
-        ]
-    )
-    number, sure = codes.decode(common)
-    unsure = common.any(axis=0) & ~sure & ~hidden
-    meeting = np.unique(codes.allowed(common[:, unsure], 2 * len(together))[0] // 2)
-    return [
-        tuple(_ask(asker, [(tensor, axis, part)]) & ~hidden for part in halves)
-        if k in meeting
-        else tuple(sure & ~hidden & (number == 2 * k + odd) for odd in (0, 1))
-        for k, ((_, tensor, axis), halves) in enumerate(zip(together, parts, strict=True))
-    ]
+    count = len(together)
+    parts = [list(islice(codes.spelling(t.shape[axis]), 2)) for _, t, axis in together]
+
+    def ask(chosen: Iterable[int], marks: Callable[[int], BoolArray]) -> BoolArray:
+        return _ask(asker, [(*together[k][1:], marks(k)) for k in chosen])
+
+    def spelled(marks: BoolArray, k: int) -> BoolArray:
+        return parts[k][0] & marks[2 * k] | parts[k][1] & marks[2 * k + 1]
+
+    questions = codes.reflected(2 * count)
+    common = np.stack([ask(range(count), partial(spelled, marks)) for marks in questions])
+    code, sure = codes.decode(common)
+    numbers = np.arange(2 * count)
+    halves = (numbers ^ numbers >> 1)[:, None]
+    reached: BoolArray = (sure & (code == halves)).reshape(count, 2, -1)
+    unsure = np.flatnonzero(common.any(axis=0) & ~sure)
+    half, place = codes.allowed(common[:, unsure], 4 * count)
+    possible = np.zeros((4 * count, asker.positions), dtype=bool)
+    possible[half, unsure[place]] = True
+    possible = possible[halves[:, 0]].reshape(count, 2, -1).any(axis=1)
+    for members in _disjoint(possible):
+        for odd in (0, 1):
+            answer = ask(members, lambda k, odd=odd: parts[k][odd])  # type: ignore[misc]
+            reached[members, odd] |= answer & possible[members]
+    return reached
+
+
+def _disjoint(sets: BoolArray) -> list[list[int]]:
+    """Rows that are not empty, in batches that have nothing in common."""
+    batches: list[tuple[list[int], BoolArray]] = []
+    for k in np.flatnonzero(sets.any(axis=1)).tolist():
+        for members, covered in batches:
+            if not (covered & sets[k]).any():
+                members.append(k)
+                covered |= sets[k]
+                break
+        else:
+            batches.append(([k], sets[k].copy()))
+    return [members for members, _ in batches]
 
 
 _Reached = tuple[str, Tensor, int, IntArray]

@@ -178,7 +178,8 @@ class Probe:
         hits = np.zeros((count, self.positions), dtype=bool)
 
         def note(name: str, x: Tensor, axis: int) -> Tensor:
-            nan = _nan_channels(x, axis % x.dim(), count)
+            with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+                nan = _nan_channels(x, axis % x.dim(), count)
             hits[:, self.start[name] : self.start[name] + self.readers[name]] |= nan.numpy()
             return nan.expand(count, self.readers[name])
 
@@ -242,7 +243,8 @@ class Probe:
             axis = layers.channel_axis(module, len(shape))
             if shape[0] % len(mask) and name in self.number:
                 self.shared.add(self.number[name])
-            answer = _constant(mask.to(x.device), shape, axis, x.dtype)
+            with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+                answer = _constant(mask.to(x.device), shape, axis, x.dtype)
             return answer if self.uniform else answer.contiguous()
 
         return forward

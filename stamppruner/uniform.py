@@ -9,6 +9,7 @@ for one of several equal rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -26,6 +27,7 @@ _UNARY = (
 )
 _BINARY = "add div maximum minimum mul multiply pow __rpow__ sub __rsub__ subtract true_divide"
 _POINTWISE = {name + end for name in f"{_UNARY} {_BINARY}".split() for end in ("", "_")}
+_PLAIN = {"__get__", "dim", "size", "stride", "detach", "transpose", "permute", "unsqueeze"}
 _PRODUCTS = ("matmul", "__matmul__", "bmm")
 _POOLS = {f"{kind}_pool{d}d" for kind in ("avg", "max", "adaptive_avg") for d in (1, 2, 3)}
 
@@ -51,6 +53,8 @@ class UniformTensors(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if getattr(func, "__name__", "") in _PLAIN:
+            return func(*args, **kwargs or {})
         out = self._computed(func, args, kwargs or {})
         if isinstance(out, Tensor):
             self.largest = max(self.largest, out.untyped_storage().nbytes())
@@ -132,7 +136,7 @@ def _pointwise(func: Any, args: Any, kwargs: dict[str, Any], *, written: Tensor 
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     if not tensors or "out" in kwargs:
         return func(*args, **kwargs)
-    shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+    shape = _broadcast([x.shape for x in tensors])
     deciding = tensors if written is None else [written]
     long = [a for a in range(-len(shape), 0) if shape[a] > 1]
     axes = [a for a in long if all(_one_value(x, a) for x in deciding)]
@@ -284,6 +288,13 @@ def _attention(
     return attend(query, key, value, attn_mask, dropout_p, is_causal, **kwargs).expand(shape)
 
 
+def _broadcast(shapes: Sequence[torch.Size]) -> list[int]:
+    """The common shape, sooner than ``torch.broadcast_shapes`` finds it."""
+    rank = max(len(shape) for shape in shapes)
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return [next((n for n in axis if n != 1), 1) for axis in zip(*padded, strict=True)]
+
+
 def _merged(x: Tensor, axis: int) -> Tensor:
     """All places of an axis in one, where NaN wins."""
     return x.narrow(axis, 0, 1) if x.stride(axis) == 0 else x.amax(axis, keepdim=True)
@@ -302,10 +313,10 @@ def _concatenated(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     (rank,) = ranks
     uniform = [all(x) for x in zip(*(uniform_axes(x) for x in tensors), strict=True)]
     dim %= rank
-    common = [a for a in range(rank) if uniform[a] and a != dim]
+    merged = all(_one_value(x, dim - rank) for x in tensors) and any(x.shape[dim] > 1 for x in tensors)
+    common = [a for a in range(rank) if (merged if a == dim else uniform[a])]
     index = tuple(slice(1) if a in common else slice(None) for a in range(rank))
     out = func([x[index] for x in tensors], dim)
-    shape = [tensors[0].shape[a] if a in common else n for a, n in enumerate(out.shape)]
-    if any(x.shape[dim] > 1 for x in tensors) and all(_one_value(x, dim - rank) for x in tensors):
-        out = out.amax(dim, keepdim=True)
-    return out.expand(shape)
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(x.shape[dim] for x in tensors)
+    return (out.amax(dim, keepdim=True) if merged else out).expand(shape)
