@@ -42,8 +42,8 @@ class Reach:
         readers: number of input positions of each layer that is watched, by name.
         pairs: ``(K, 3)`` rows: producer number, its channel, position number; positions are
             numbered over all readers in order.
-        ties: ``(K, 3)`` rows like ``pairs``: channels that must stay together because the probe
-            cannot tell which of them arrives.
+        ties: ``(K, 3)`` rows like ``pairs``: channels that must stay together, with the positions
+            that they share, because the probe cannot tell which of them arrives there.
         input_positions: positions that something of the model's own input reaches.
         silent: positions that are NaN whatever is asked.
         output_producers: producers that reach the model's output.
@@ -113,8 +113,7 @@ def _ask_again(
         open_bits = (spelled[0::2] & spelled[1::2]).sum(axis=0)
         mixed = own.all(axis=0) | (open_bits > _MAX_OPEN_BITS)
         mixed |= widths[p] * asker.calls.peak > _MAX_ELEMENTS
-        channel, where = codes.allowed(spelled[:, mixed & ~sure], widths[p])
-        ties.append(_rows(p, channel, positions[mixed & ~sure][where]))
+        ties.append(_tied(p, spelled[:, mixed & ~sure], positions[mixed & ~sure], widths[p]))
         rest = positions[~mixed & ~sure]
         wide.append(np.stack([np.full_like(rest, p), rest], axis=1))
     open_ = np.concatenate(wide) if wide else unsure
@@ -123,6 +122,25 @@ def _ask_again(
         channel, where = np.nonzero(own)
         pairs.append(_rows(p, channel, positions[where]))
     return pairs, ties
+
+
+def _tied(producer: int, spelled: BoolArray, positions: IntArray, width: int) -> IntArray:
+    """Rows that tie each position to all channels that its bits allow: of like ones to the first.
+
+    The other positions are tied to the first of these channels, which comes to the same.
+    """
+    answers, first, like = np.unique(spelled, axis=1, return_index=True, return_inverse=True)
+    channel, answer = codes.allowed(answers, width)
+    several, start = np.unique(answer, return_index=True)
+    leading = np.full(len(first), -1)
+    leading[several] = channel[start]
+    rest = leading[like.reshape(-1)]
+    return np.concatenate(
+        [
+            _rows(producer, channel, positions[first[answer]]),
+            _rows(producer, rest[rest >= 0], positions[rest >= 0]),
+        ]
+    )
 
 
 def _questions(width: int) -> Iterator[BoolArray]:

@@ -29,6 +29,7 @@ _BINARY = "add div maximum minimum mul multiply pow __rpow__ sub __rsub__ subtra
 _POINTWISE = {name + end for name in f"{_UNARY} {_BINARY}".split() for end in ("", "_")}
 _PLAIN = {"__get__", "dim", "size", "stride", "detach", "transpose", "permute", "unsqueeze"}
 _PRODUCTS = ("matmul", "__matmul__", "bmm")
+_REDUCTIONS = ("mean", "amax", "amin", "var")
 _POOLS = {f"{kind}_pool{d}d" for kind in ("avg", "max", "adaptive_avg") for d in (1, 2, 3)}
 
 
@@ -85,6 +86,8 @@ class UniformTensors(TorchFunctionMode):
                 return first
             if name == "pad" and not any(args[1] if len(args) > 1 else kwargs["pad"]):
                 return first
+            if name in _REDUCTIONS:
+                return _reduced(func, *args, **kwargs)
             if name == "softmax" and (dim := kwargs.get("dim", args[1:2])) not in ((), None):
                 return _softmax(func, first, dim[0] if isinstance(dim, tuple) else dim)
             if (name in _POOLS or name == "interpolate") and all(uniform[2:]):
@@ -215,6 +218,21 @@ def _opened(func: FunctionType) -> FunctionType:
     )
     opened.__kwdefaults__ = func.__kwdefaults__
     return opened
+
+
+def _reduced(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A mean, maximum or variance over axes, of one of equal places."""
+    axes = _listed(kwargs.get("dim", args[:1]))
+    biased = kwargs.get("unbiased") is False or kwargs.get("correction") == 0
+    if not (axes and len(args) < 2) or (func.__name__ == "var" and not biased):
+        return func(x, *args, **kwargs)
+    axes = tuple(axis % x.dim() for axis in axes)
+    keep, shape = kwargs.get("keepdim"), x.shape
+    for axis, uniform in enumerate(uniform_axes(x)):
+        if uniform and (axis in axes or keep):
+            x = x.narrow(axis, 0, 1)
+    out = func(x, *args, **kwargs)
+    return out.expand([1 if a in axes else n for a, n in enumerate(shape)]) if keep else out
 
 
 def _softmax(func: Any, x: Tensor, dim: int) -> Tensor:

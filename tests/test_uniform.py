@@ -31,6 +31,11 @@ FUNCTIONS = {
     "rows concatenated": lambda x: torch.cat([x, x], dim=-2),
     "looked up": lambda x: x[0, 0][torch.tensor([[0, 3, 1]])],
     "sum of products": lambda x: torch.einsum("bchw,hk,dc->bdwk", x, PLACE, MATRIX),
+    "means": lambda x: x.mean((1, -1), keepdim=True),
+    "mean over channels": lambda x: x.mean(dim=1),
+    "largest": lambda x: x.amax(dim=[0, 2]),
+    "variance": lambda x: x + x.var((2, 3), unbiased=False, keepdim=True),
+    "variance of a sample": lambda x: x + x.var(dim=(1, 2), keepdim=True),
     "tokens": lambda x: x.transpose(1, 3).contiguous().view(1, -1, 3),
     "rolled": lambda x: torch.roll(x, shifts=(1, 2), dims=(2, 3)),
     "windows": lambda x: F.pad(x, (0, 0)).view(3, 5, 2, 2).transpose(1, 2).reshape(6, 10),
@@ -56,7 +61,7 @@ FUNCTIONS = {
 }
 MATRIX = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
 PLACE = torch.arange(5.0).view(5, 1)
-STAYS = set(FUNCTIONS) - set("max pool with indices,padding,normalised,bits".split(","))
+STAYS = set(FUNCTIONS) - set("max pool with indices,padding,normalised,bits,mean over channels,largest".split(","))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
