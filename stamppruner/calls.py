@@ -96,14 +96,16 @@ class Calls:
                 self.channelwise[name] = x.shape[1]
 
 
-def copied_module(model: nn.Module) -> nn.Module:
-    """A copy of the model.
+def copied_module(model: nn.Module, *, weights: bool = True) -> nn.Module:
+    """A copy of the model; without weights it shares those of its mixing layers.
 
     Raises:
         UnsupportedModelError: it cannot be copied.
     """
     try:
-        return copy.deepcopy(model)
+        mixing = [] if weights else [m for m in model.modules() if layers.is_mixing(m)]
+        shared = [m._parameters.get("weight") for m in mixing]
+        return copy.deepcopy(model, {id(w): w for w in shared if w is not None})
     except (RuntimeError, TypeError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be copied ({error}): detach tensors that are kept as "

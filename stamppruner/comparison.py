@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest difference relative to the largest value at the same place; 2e-2 in half precision."""
 
 _BATCH = 2
+
+_DIGEST = 4
+"""Values that are kept of each channel of a sample, at each layer."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +105,54 @@ def compare(
     own = TOLERANCE.get(like.dtype, 2e-2)
     if like.dtype != torch.float64:
         # A cut weight that was written through a parametrization was rounded in that precision.
-        bound = own if any(is_parametrized(m) for m in slim.modules()) else None
-        pair = (copy.deepcopy(dense).double(), copy.deepcopy(slim).double())
+        bound = own if any(is_parametrized(m) for m in slim.modules()) else TOLERANCE[torch.float64]
         doubled = inputs.to(torch.float64)
         try:
-            return compare(*pair, plan, doubled, passes=passes, seed=seed, tolerance=bound)
+            found = _observed(in_double(slim), plan, doubled, passes, seed)  # one copy at a time
+            return _compared(in_double(dense), plan, found, doubled, passes, seed, bound)
         except StampError:
             pass  # the model insists on its own precision
-    noise = inputs.random(_BATCH, seed)
-    mixing = [layer for layer in plan.graph.layers.values() if layer.kind == "mixing"]
-    found = _Readings(slim, mixing)
-    found.observe(noise, passes)
-    comparison = _Comparison(dense, mixing, plan, found, own if tolerance is None else tolerance)
+    found = _observed(slim, plan, inputs, passes, seed)
+    bound = own if tolerance is None else tolerance
+    return _compared(dense, plan, found, inputs, passes, seed, bound)
+
+
+def in_double(model: nn.Module) -> nn.Module:
+    """A copy of a model in double precision; nothing else is copied on the way."""
+
+    def doubled(x: Tensor) -> Tensor:
+        return x.detach().to(torch.float64, copy=True)
+
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            double = doubled(parameter)
+            memo[id(parameter)] = nn.Parameter(double, parameter.requires_grad)
+            vars(memo[id(parameter)]).update(vars(parameter))
+    memo |= {id(b): doubled(b) for b in model.buffers() if b.is_floating_point()}
+    return copy.deepcopy(model, memo)
+
+
+def _observed(
+    slim: nn.Module, plan: ChannelPlan, inputs: Inputs, passes: Sequence[bool], seed: int
+) -> _Readings:
+    found = _Readings(slim, plan)
+    found.observe(inputs.random(_BATCH, seed), passes)
+    found.model = nn.Module()  # free the memory
+    return found
+
+
+def _compared(
+    dense: nn.Module,
+    plan: ChannelPlan,
+    found: _Readings,
+    inputs: Inputs,
+    passes: Sequence[bool],
+    seed: int,
+    tolerance: float,
+) -> Equivalence:
+    noise, like = inputs.random(_BATCH, seed), layers.first_floating(dense)
+    comparison = _Comparison(dense, plan, found, tolerance)
     gates = Gates(dense, plan.graph)
     gates.values = torch.from_numpy(plan.keep.copy()).to(like.device, like.dtype)
     with gates.injected():
@@ -129,18 +169,44 @@ def compare(
 
 @dataclass
 class _Reading:
-    """What went in or out of a layer."""
+    """What went in or out of a layer: of every channel of a sample, its values or a digest."""
 
     layer: LayerMap
     side: Literal["input", "output"]
+    shape: torch.Size
+    axis: int
     values: Tensor
+
+
+def _read(
+    layer: LayerMap, side: Literal["input", "output"], module: nn.Module, x: Tensor
+) -> _Reading:
+    """Note a tensor as it is before anything changes it in place: ``(samples, C, values)``.
+
+    Of more places a channel than :data:`_DIGEST`, as many random sums over all of them: they
+    differ where any place does.
+    """
+    axis = layers.channel_axis(module, x.dim())
+    values = (x if axis else x.unsqueeze(0)).detach().movedim(axis or 1, 1)
+    values = values.flatten(2) if values.dim() > 2 else values.unsqueeze(2)
+    places = values.shape[2]
+    digest = values @ _weights(places).to(values) if places > _DIGEST else values.clone()
+    return _Reading(layer, side, x.shape, axis, digest)
+
+
+@lru_cache(maxsize=8)
+def _weights(places: int) -> Tensor:
+    """Of random sums whose size is that of a single value."""
+    generator = torch.Generator().manual_seed(places)
+    return torch.randn(places, _DIGEST, generator=generator, dtype=torch.float64) / places**0.5
 
 
 class _Readings:
     """Records what mixing layers read and write, in call order, until the model ends or fails."""
 
-    def __init__(self, model: nn.Module, watched: Sequence[LayerMap]) -> None:
-        self.model, self.watched = model, watched
+    def __init__(self, model: nn.Module, plan: ChannelPlan) -> None:
+        self.model, self.plan = model, plan
+        self.watched = [layer for layer in plan.graph.layers.values() if layer.kind == "mixing"]
         self.read: list[_Reading] = []
         self.output: list[Tensor] = []
         self.error = ""
@@ -152,10 +218,10 @@ class _Readings:
             module = self.model.get_submodule(layer.name)
             handles += [
                 module.register_forward_pre_hook(
-                    lambda _m, args, layer=layer: self.note(_Reading(layer, "input", args[0]))
+                    lambda m, args, layer=layer: self.note(_read(layer, "input", m, args[0]))
                 ),
                 module.register_forward_hook(
-                    lambda _m, _a, out, layer=layer: self.note(_Reading(layer, "output", out)),
+                    lambda m, _, out, layer=layer: self.note(_read(layer, "output", m, out)),
                     prepend=True,  # before a rewired layer scatters
                 ),
             ]
@@ -169,8 +235,8 @@ class _Readings:
                 handle.remove()
 
     def note(self, reading: _Reading) -> None:
-        """Note one input or output of a layer, as it is before anything changes it in place."""
-        self.read.append(replace(reading, values=reading.values.clone()))
+        """Note one input or output of a layer."""
+        self.read.append(reading)
 
 
 class _DifferenceError(Exception):
@@ -185,15 +251,10 @@ class _Comparison(_Readings):
     """Compares what the dense network reads and writes with the readings of the slim one."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        watched: Sequence[LayerMap],
-        plan: ChannelPlan,
-        slim: _Readings,
-        tolerance: float,
+        self, model: nn.Module, plan: ChannelPlan, slim: _Readings, tolerance: float
     ) -> None:
-        super().__init__(model, watched)
-        self.plan, self.slim, self.tolerance = plan, slim, tolerance
+        super().__init__(model, plan)
+        self.slim, self.tolerance = slim, tolerance
         self.count = 0
         self.worst = Equivalence(0.0, 0.0, tolerance=tolerance)
 
@@ -203,31 +264,30 @@ class _Comparison(_Readings):
         Raises:
             _DifferenceError: they differ.
         """
-        layer, x = reading.layer, reading.values
+        layer, x, shape = reading.layer, reading.values, list(reading.shape)
         if self.count == len(self.slim.read):
             raise _DifferenceError(self._failed(reading, self.slim.error))
         slim = self.slim.read[self.count]
         if (slim.layer.name, slim.side) != (layer.name, reading.side):
             raise _DifferenceError(self._failed(reading, ""))
         y = slim.values
-        axis = layers.channel_axis(self.model.get_submodule(layer.name), x.dim())
         lookup = layer.kept_inputs if reading.side == "input" else layer.kept_outputs
         kept = torch.from_numpy(lookup(self.plan.keep)).to(x.device).nonzero().squeeze(1)
-        x = x.index_select(axis, kept)
-        if x.shape != y.shape:
-            shapes = f"{tuple(y.shape)} instead of {tuple(x.shape)}"
+        shape[reading.axis] = len(kept)
+        if tuple(shape) != tuple(slim.shape):
+            shapes = f"{tuple(slim.shape)} instead of {tuple(shape)}"
             raise _DifferenceError(self._failed(reading, f"the {reading.side} has shape {shapes}"))
+        x = x.index_select(1, kept)
         relative = _relative(x, y)
         if relative > self.worst.max_rel:
             self.worst = Equivalence(0.0, relative, layer.name, reading.side, (), self.tolerance)
         if relative > self.tolerance:
-            wrong = (x - y).abs().movedim(axis, 0).flatten(1).amax(1)
+            wrong = (x - y).abs().amax((0, 2))
             wrong = ~(wrong <= self.tolerance * float(x.abs().max()))
             places = tuple(kept[wrong].tolist())
             raise _DifferenceError(
                 Equivalence(0.0, relative, layer.name, reading.side, places, self.tolerance)
             )
-        slim.values = y.new_empty(0)  # free the memory
         self.count += 1
 
     def outputs(self) -> Equivalence:

@@ -6,7 +6,6 @@ which would hide a wrong permutation, or zero, which would hide a whole branch.
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from torch import nn
 from stamppruner import layers, surgery
 from stamppruner.calls import FORWARD_ERRORS, evaluating, run
 from stamppruner.channels import KEPT, ChannelGraph, ChannelGroup, ChannelPlan, IntArray
-from stamppruner.comparison import Equivalence, compare
+from stamppruner.comparison import Equivalence, compare, in_double
 from stamppruner.graph import Traced, build_graph
 from stamppruner.inputs import Inputs
 from stamppruner.progress import Tick
@@ -217,7 +216,7 @@ def _randomised(
     model: nn.Module, inputs: Inputs, passes: Sequence[bool]
 ) -> tuple[nn.Module, Inputs]:
     """A copy in double precision with random parameters, if it runs; else a plain copy."""
-    tried = copy.deepcopy(model).double()
+    tried = in_double(model)
     doubled = inputs.to(torch.float64)
     generator = torch.Generator().manual_seed(0)
 

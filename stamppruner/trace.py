@@ -67,7 +67,7 @@ def trace_channels(
     counted = bar(description="tracing", shown=progress, delay=2.0)
     with torch.inference_mode(False), torch.no_grad(), counted:
         inputs = Inputs.of(example_inputs, model).repeat(1)
-        copied = copied_module(model)
+        copied = copied_module(model, weights=False)
         with evaluating(copied):
             calls = record_calls(copied, inputs)
             if not calls.outputs:

@@ -82,7 +82,9 @@ class UniformTensors(TorchFunctionMode):
                 return narrowed(first).clone().expand(first.shape)
             if name in ("reshape", "flatten") or (name == "view" and not _is_dtype(args[1:])):
                 return _reshaped(first, func(_shapes_alone(first), *args[1:], **kwargs).shape)
-            if name == "roll" and all(uniform[axis] for axis in _listed(kwargs.get("dims", args[2:]))):
+            if name == "roll" and all(
+                uniform[axis] for axis in _listed(kwargs.get("dims", args[2:]))
+            ):
                 return first
             if name == "pad" and not any(args[1] if len(args) > 1 else kwargs["pad"]):
                 return first
@@ -268,7 +270,8 @@ def _einsum(func: Any, args: tuple[Any, ...]) -> Tensor:
     letters = terms.split(",")
     if not result or "." in terms or len(letters) != len(tensors):
         return func(*args)
-    sizes, different = {}, set()
+    sizes: dict[str, int] = {}
+    different = set()
     for axes, x in zip(letters, tensors, strict=True):
         for axis, letter in enumerate(axes):
             sizes[letter] = max(sizes.get(letter, 1), x.shape[axis])
@@ -331,7 +334,9 @@ def _concatenated(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     (rank,) = ranks
     uniform = [all(x) for x in zip(*(uniform_axes(x) for x in tensors), strict=True)]
     dim %= rank
-    merged = all(_one_value(x, dim - rank) for x in tensors) and any(x.shape[dim] > 1 for x in tensors)
+    merged = all(_one_value(x, dim - rank) for x in tensors) and any(
+        x.shape[dim] > 1 for x in tensors
+    )
     common = [a for a in range(rank) if (merged if a == dim else uniform[a])]
     index = tuple(slice(1) if a in common else slice(None) for a in range(rank))
     out = func([x[index] for x in tensors], dim)

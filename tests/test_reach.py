@@ -72,7 +72,8 @@ def test_sums_of_channels_reach_from_each():
 def test_mixing_by_the_code_reaches_from_all():
     pairs, found = reached(lambda x: x.softmax(1))
     assert pairs == {(c, 0) for c in range(6)} | {(0, p) for p in range(6)}  # one component
-    assert len(found.ties) and not len(found.pairs[found.pairs[:, 0] == 0])
+    assert len(found.ties)
+    assert not len(found.pairs[found.pairs[:, 0] == 0])
 
 
 def test_output_and_input_positions():
