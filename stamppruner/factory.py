@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stamppruner.errors import CheckpointError, StampError
 from stamppruner.models import VGG, ResNet
-from stamppruner.named import blank_model, resnet_arguments, vgg_arguments
+from stamppruner.named import blank_model, fresh_model, resnet_arguments, vgg_arguments
 
 _SIMPLE = (int, float, bool, str, type(None))
 
@@ -37,17 +37,35 @@ class Factory:
     name: str
     arguments: Mapping[str, Any]
 
-    def make(self) -> nn.Module:
-        """The network, on the ``meta`` device where it can be made there; else with own weights.
+    def make(self, *, blank: bool = False) -> nn.Module:
+        """The network, with random weights.
+
+        Args:
+            blank: without weights, on the ``meta`` device, where it can be made there.
 
         Raises:
-            StampError: the name is not on the list, or the arguments are not taken.
+            ConfigError: the name is not on the list, or the arguments are not taken.
+            MissingExtraError: the library is not installed.
         """
-        return blank_model(self.name, self.arguments)
+        return (blank_model if blank else fresh_model)(self.name, self.arguments)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return {"name": self.name, "arguments": dict(self.arguments)}
+
+    @classmethod
+    def of_file(cls, record: Mapping[str, Any], path: object) -> Factory:
+        """The one that the record of a file names.
+
+        Raises:
+            CheckpointError: it names none, or the file is damaged.
+        """
+        if record.get("factory") is None:
+            raise CheckpointError(
+                f"{path} does not say how its {record.get('model_class')} is made: pass the full "
+                "model, or the function that makes it"
+            )
+        return cls.from_json(record["factory"], path)
 
     @classmethod
     def from_json(cls, record: Any, path: object) -> Factory:
@@ -111,7 +129,7 @@ def recognise(structure: Structure, without: tuple[str, ...] = ()) -> Factory | 
 
 def _makes(factory: Factory, structure: Structure, without: tuple[str, ...]) -> bool:
     try:
-        return Structure.of(factory.make(), without).same(structure)
+        return Structure.of(factory.make(blank=True), without).same(structure)
     except StampError:
         return False
 

@@ -48,6 +48,16 @@ def named_model(name: str, arguments: Mapping[str, Any], tensors: Tensors) -> nn
     return model
 
 
+def fresh_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """A network by name and arguments alone, with random weights.
+
+    Raises:
+        ConfigError: an unknown name, or arguments that are not taken.
+        MissingExtraError: the library is not installed.
+    """
+    return _made(name, arguments, {})
+
+
 def blank_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """A network by name and arguments alone: without weights, on the ``meta`` device.
 
@@ -64,7 +74,7 @@ def blank_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
             return model
     except (ConfigError, NotImplementedError):
         pass
-    return _made(name, arguments, {})
+    return fresh_model(name, arguments)
 
 
 def _holds_meta(module: nn.Module) -> bool:

@@ -108,13 +108,8 @@ def _made(record: Mapping[str, Any], path: PathLike) -> nn.Module:
     """The full model, by the function that the file names."""
     from stamppruner.factory import Factory
 
-    if record.get("factory") is None:
-        raise CheckpointError(
-            f"{path} does not say how its {record.get('model_class')} is made: pass the full "
-            "model, or the function that makes it, as load_slim(path, model)"
-        )
     try:
-        return Factory.from_json(record["factory"], path).make()
+        return Factory.of_file(record, path).make(blank=True)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

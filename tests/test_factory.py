@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from stripes import loader, resnet, vgg
+from stripes import SIZE, loader, resnet, same_state, snapshot, vgg
 from torch import nn
 
 from stamppruner import Budget, STAMPConfig, STAMPPruner, describe, load_slim
@@ -26,7 +26,7 @@ def made(library: str, name: str, **arguments: Any) -> nn.Module:
 def test_ours_are_recognised(model: nn.Module) -> None:
     factory = recognise(Structure.of(model))
     assert factory is not None
-    again = factory.make()
+    again = factory.make(blank=True)
     assert str(again) == str(model)
     assert {p.device.type for p in again.parameters()} == {"meta"}
     assert Factory.from_json(factory.to_json(), "file") == factory
@@ -97,6 +97,22 @@ def test_a_slim_file_loads_by_itself(tmp_path, shortcuts) -> None:
     loaded = load_slim(path)
     assert torch.equal(loaded(images), result.model.eval()(images))
     assert describe(path)["factory"]["name"] == "resnet"
+
+
+def test_a_pruner_file_loads_by_itself(tmp_path) -> None:
+    pruner = STAMPPruner(vgg(), torch.zeros(1, 3, SIZE, SIZE), shortcuts="couple")
+    pruner.save(tmp_path / "p.stamp.safetensors")
+    again = STAMPPruner.load(tmp_path / "p.stamp.safetensors")
+    assert same_state(again.network, snapshot(pruner.network))
+    assert type(again.model) is VGG
+
+
+def test_a_pruner_of_a_class_of_the_users_needs_it(tmp_path) -> None:
+    model = Own(*vgg().features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4))
+    pruner = STAMPPruner(model, torch.zeros(1, 3, SIZE, SIZE))
+    pruner.save(tmp_path / "p.stamp.safetensors")
+    with pytest.raises(CheckpointError, match="does not say how its .*Own is made: pass"):
+        STAMPPruner.load(tmp_path / "p.stamp.safetensors")
 
 
 @pytest.mark.parametrize(
