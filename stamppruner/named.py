@@ -58,6 +58,26 @@ def fresh_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     return _made(name, arguments, {})
 
 
+def pretrained_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """A network of a library with the weights that the library fetches.
+
+    Raises:
+        ConfigError: the name is of no library, or the arguments are not taken.
+        MissingExtraError: the library is not installed.
+    """
+    library, _, short = name.rpartition(":")
+    fresh_model(name, arguments)  # raises what is wrong with the name and the arguments
+    if library == "torchvision":
+        from torchvision import models
+
+        return models.get_model(short, weights="DEFAULT", **arguments)
+    if library == "timm":
+        import timm
+
+        return timm.create_model(short, pretrained=True, **arguments)
+    raise ConfigError(f"model {name!r} has no pretrained weights: pass a file of yours")
+
+
 def blank_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """A network by name and arguments alone: without weights, on the ``meta`` device.
 

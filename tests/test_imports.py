@@ -145,7 +145,9 @@ def test_imports_are_free_of_cycles() -> None:
     ],
 )
 def test_each_outside_package_has_one_door(package: str, allowed: set[str]) -> None:
-    assert importers(package) == allowed
+    assert {
+        name.split(".")[0] if name.startswith("cli") else name for name in importers(package)
+    } == allowed
 
 
 def test_everything_in_the_face_exists() -> None:

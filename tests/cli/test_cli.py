@@ -265,7 +265,7 @@ def test_pruners_for_other_images_are_named(
 ) -> None:
     STAMPPruner(vgg(channels=1), torch.zeros(1, 1, 8, 8)).save(tmp_path / "r.stamp.safetensors")
     assert main(pareto(tmp_path, tmp_path / "out", model="vgg19")) == 1
-    assert "RGB squares: call STAMPPruner.pareto" in capsys.readouterr().err
+    assert "(1, 8, 8), folders are read as RGB squares" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -297,4 +297,4 @@ def test_help_of_pareto_fits_a_screen(
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
-    assert "example: stamppruner pareto backbone.stamp.safetensors --model resnet18" in text
+    assert "example: stamppruner pareto backbone.stamp.safetensors --data" in text

@@ -1,0 +1,160 @@
+"""What commands have in common: arguments, folders of images, and what is printed where."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from stamppruner.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from stamppruner.data import ArrayDataset
+    from stamppruner.pruner import STAMPPruner
+
+
+def add_output(parser: argparse.ArgumentParser, shown: str) -> None:
+    """``--json`` and ``--quiet``."""
+    parser.add_argument("--json", action="store_true", help=f"print a record instead of {shown}")
+    parser.add_argument("--quiet", action="store_true", help=f"print {shown} or the record alone")
+
+
+def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """``--model`` and ``--model-args``."""
+    text = "vgg19, resnet18 (of stamppruner.models), torchvision:NAME or timm:NAME"
+    known = "" if required else "; by default what the file names"
+    parser.add_argument("--model", required=required, metavar="FACTORY", help=text + known)
+    parser.add_argument(
+        "--model-args",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="arguments of the factory, such as '{\"width\": 0.5}'",
+    )
+
+
+def add_statistics(parser: argparse.ArgumentParser, default: str) -> None:
+    """``--mean`` and ``--std``."""
+    add = parser.add_argument
+    add("--mean", nargs=3, type=float, metavar=("R", "G", "B"), help="subtracted from images in "
+        f"[0, 1] (default: {default})")  # fmt: skip
+    add("--std", nargs=3, type=float, metavar=("R", "G", "B"), help="what they are divided by")
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object; anything else is bad usage."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object such as '{{\"width\": 0.5}}'")
+    return found
+
+
+def show(arguments: argparse.Namespace, text: str, record: Mapping[str, Any]) -> None:
+    """The result, on standard output."""
+    print(json.dumps(record, indent=2) if arguments.json else text)
+
+
+def say(arguments: argparse.Namespace, line: str) -> None:
+    """What is good to know besides, on standard error."""
+    if not arguments.quiet:
+        print(line, file=sys.stderr)
+
+
+@contextmanager
+def known_warnings() -> Iterator[None]:
+    """Warnings that are in the record as well are not shown twice."""
+    from stamppruner.pruner import NotMetaFittedWarning, UnlikeImagesWarning
+
+    with warnings.catch_warnings():
+        for kind in (NotMetaFittedWarning, UnlikeImagesWarning):
+            warnings.simplefilter("ignore", kind)
+        yield
+
+
+def loaded_pruner(arguments: argparse.Namespace) -> tuple[STAMPPruner, Sequence[int]]:
+    """The pruner of a file, and the ``(C, H, W)`` of its images."""
+    from stamppruner.named import named_model
+    from stamppruner.pruner import STAMPPruner
+    from stamppruner.pruner_file import model_in
+
+    tensors, shape = model_in(arguments.pruner)
+    model = None
+    if arguments.model is not None:
+        model = named_model(arguments.model, arguments.model_args, tensors)
+    return STAMPPruner.load(arguments.pruner, model), shape
+
+
+def images_in(
+    folder: str,
+    shape: Sequence[int],
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    **settings: Any,
+) -> ArrayDataset:
+    """The images of a folder, for a network that takes ``(C, H, W)``.
+
+    Raises:
+        ConfigError: the network takes other images than RGB squares.
+        DataError: the folder cannot be used.
+    """
+    from stamppruner.data import image_folder
+    from stamppruner.data.folders import PHOTO_MEAN, PHOTO_STD
+
+    if len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2]:
+        raise ConfigError(
+            f"the network is for images of {tuple(shape)}, folders are read as RGB squares: use "
+            "the Python interface with a loader of yours"
+        )
+    return image_folder(folder, shape[1], mean=mean or PHOTO_MEAN, std=std or PHOTO_STD, **settings)
+
+
+def check_same_classes(folder: str, found: Sequence[str], expected: Sequence[str], of: str) -> None:
+    """Raise DataError unless a folder has the classes that it must have."""
+    if list(found) != list(expected):
+        raise DataError(
+            f"{folder} has classes {list(found)[:5]} and {of} {list(expected)[:5]}: give both the "
+            "same sub-folders"
+        )
+
+
+def pair_of_folders(
+    arguments: argparse.Namespace, shape: Sequence[int]
+) -> tuple[ArrayDataset, ArrayDataset | None]:
+    """The images to prune for and, where ``--test`` names some, those to measure on."""
+    data = images_in(arguments.data, shape, arguments.mean, arguments.std)
+    if arguments.test is None:
+        return data, None
+    test = images_in(arguments.test, shape, arguments.mean, arguments.std)
+    check_same_classes(arguments.test, test.classes, data.classes, arguments.data)
+    return data, test
+
+
+def slim_with_images(
+    arguments: argparse.Namespace,
+) -> tuple[Any, dict[str, Any], ArrayDataset]:
+    """A slim network, its record, and the folder ``--data`` read as the network wants it."""
+    from stamppruner.slim import describe, load_slim
+
+    record = describe(arguments.slim)
+    facts = record.get("images") or {}
+    mean, std = (getattr(arguments, key) or facts.get(key) for key in ("mean", "std"))
+    data = images_in(arguments.data, record.get("input_shape") or (), mean, std)
+    if facts.get("classes"):
+        check_same_classes(arguments.data, data.classes, facts["classes"], arguments.slim)
+    return load_slim(arguments.slim, own_model(arguments)), record, data
+
+
+def own_model(arguments: argparse.Namespace) -> Any:
+    """What makes the full network, where ``--model`` says so."""
+    from stamppruner.factory import Factory
+
+    if arguments.model is None:
+        return None
+    return Factory(arguments.model, arguments.model_args).make

@@ -1,0 +1,135 @@
+"""``stamppruner meta-fit``: a pruner from a backbone and a reference folder."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from stamppruner.cli import _shared
+from stamppruner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from stamppruner.data import ArrayDataset
+
+
+def add_to(commands: Any) -> None:
+    """The command and its arguments."""
+    fit = commands.add_parser(
+        "meta-fit",
+        help="a pruner, once, from a backbone and labelled reference images",
+        description="Reads a trained backbone (or trains one), gives it a head of the reference's "
+        "classes where it has another, learns the gates over tasks of the reference, and writes "
+        "the pruner.",
+        epilog="example: stamppruner meta-fit --model torchvision:resnet18 --pretrained --data "
+        "reference --size 64 --out backbone.stamp.safetensors",
+    )
+    add = fit.add_argument
+    add("--data", required=True, metavar="FOLDER", help="reference, one sub-folder a class")
+    add("--out", required=True, metavar="FILE", help="the pruner, *.stamp.safetensors")
+    _shared.add_model(fit, required=True)
+    add("--weights", metavar="FILE", help="state dict of the backbone, *.safetensors")
+    add("--pretrained", action="store_true", help="fetch the library's own weights")
+    add("--train", type=int, default=0, metavar="EPOCHS", help="train the backbone first")
+    add("--size", type=int, default=64, metavar="PIXELS", help="side of the images (default 64)")
+    add("--ways", type=int, metavar="N", help="classes a task (default 10, or all if fewer)")
+    add("--shots", type=int, metavar="N", help="images a class (default 16, or all if fewer)")
+    add("--iterations", type=int, metavar="N", help="of meta-fitting (default 100)")
+    add("--protect", nargs="+", default=[], metavar="LAYER", help="names or patterns of layers "
+        "that stay whole")  # fmt: skip
+    add("--shortcuts", choices=("couple", "project"), default="couple")
+    add("--seed", type=int, default=0, help="of everything random (default 0)")
+    _shared.add_statistics(fit, "that of photographs")
+    _shared.add_output(fit, "the summary")
+    fit.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Read or train the backbone, meta-fit, write."""
+    import torch
+
+    from stamppruner.config import STAMPConfig
+    from stamppruner.finetune import evaluate, finetune
+    from stamppruner.io import check_writable
+    from stamppruner.pruner import STAMPPruner
+    from stamppruner.tasks import TaskSampler
+
+    if not (arguments.weights or arguments.pretrained or arguments.train):
+        raise ConfigError(
+            "the backbone has no weights: pass --weights FILE, --pretrained, or --train EPOCHS"
+        )
+    check_writable(arguments.out)
+    shape = (3, arguments.size, arguments.size)
+    data = _shared.images_in(arguments.data, shape, arguments.mean, arguments.std)
+    ways = arguments.ways or min(10, len(data.classes))
+    shots = arguments.shots or min(16, int(data.targets.bincount().min()))
+    given = {"iterations": arguments.iterations} if arguments.iterations is not None else {}
+    config = STAMPConfig(ways=ways, shots=shots, seed=arguments.seed, **given)
+    sampler = TaskSampler(data, ways, shots, seed=arguments.seed)
+    torch.manual_seed(arguments.seed)
+    model = _with_head(_backbone(arguments, len(data.classes)), data)
+    progress = not arguments.quiet
+    if arguments.train:
+        finetune(model, data, epochs=arguments.train, lr=0.05, progress=progress)
+    accuracy = evaluate(model, data)
+    _shared.say(arguments, f"backbone: {accuracy:.1%} of the reference images told right")
+    pruner = STAMPPruner(
+        model.eval(),
+        torch.zeros(1, *shape),
+        config=config,
+        protect=arguments.protect,
+        shortcuts=arguments.shortcuts,
+    )
+    pruner.meta_fit(sampler, progress=progress)
+    pruner.save(arguments.out)
+    groups = pruner.graph.groups
+    record = {
+        "file": arguments.out,
+        "backbone_accuracy": accuracy,
+        "groups": len(groups),
+        "channels": pruner.graph.num_channels,
+        "protected": dict(pruner.graph.protected),
+        "history": pruner.history.rows,
+    }
+    text = (
+        f"meta-fitted {len(pruner.history)} iterations on {len(data)} images of "
+        f"{len(data.classes)} classes: {pruner.graph.num_channels} channels in {len(groups)} groups"
+    )
+    _shared.show(arguments, text, record)
+    _shared.say(arguments, f"wrote {arguments.out}")
+
+
+def _backbone(arguments: argparse.Namespace, classes: int) -> nn.Module:
+    """The network with the weights asked for; without any, with as many classes as there are."""
+    from stamppruner.io import read_safetensors
+    from stamppruner.named import fresh_model, named_model, pretrained_model
+
+    name, given = arguments.model, dict(arguments.model_args)
+    if arguments.pretrained:
+        return pretrained_model(name, given)
+    if arguments.weights:
+        tensors, _ = read_safetensors(arguments.weights)
+        model = named_model(name, given, tensors)
+        model.load_state_dict(tensors)
+        return model
+    return fresh_model(name, {"num_classes": classes, **given})
+
+
+def _with_head(model: nn.Module, data: ArrayDataset) -> nn.Module:
+    """The network with a head of the classes of the reference; a new one is fitted by ridges."""
+    import torch
+
+    from stamppruner.heads import find_head, num_outputs, with_classes
+    from stamppruner.result import fit_head_
+    from stamppruner.target import SAMPLE, as_loader, sample_target
+    from stamppruner.trace import trace_channels
+
+    graph = trace_channels(model, torch.zeros(1, *data[0][0].shape), certify=False, progress=False)
+    if num_outputs(model, find_head(model, graph)) in (None, len(data.classes)):
+        return model
+    model, graph = with_classes(model, graph, len(data.classes))
+    head = find_head(model, graph)
+    assert head is not None
+    fit_head_(model, head, sample_target(as_loader(data), SAMPLE))
+    return model

@@ -1,0 +1,192 @@
+"""From a folder of images to a network in other programs, command by command."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_cli import write_images
+
+from stamppruner import describe, load_slim
+from stamppruner.cli import main
+from stamppruner.io import write_safetensors
+from stamppruner.models import vgg19
+from stamppruner.pruner_file import model_in
+
+MODEL = ["--model", "vgg", "--model-args", '{"widths": [[8], [16, 16]], "num_classes": 4}']
+
+
+def ran(capsys: pytest.CaptureFixture[str], *argv: object) -> dict[str, Any]:
+    """The record of a command that must work, and says nothing else."""
+    assert main([*map(str, argv), "--json", "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return json.loads(shown.out)
+
+
+def test_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = write_images(tmp_path / "reference", classes=4, per_class=8)
+    photos = write_images(tmp_path / "photos", classes=3, per_class=8)
+    other = write_images(tmp_path / "other", classes=3, per_class=4)
+    pruner, slim, tuned = (tmp_path / f"{n}.safetensors" for n in ("p.stamp", "slim", "tuned"))
+
+    settings = ["--size", 8, "--ways", 2, "--shots", 4, "--iterations", 2, "--train", 2]
+    fitted = ran(capsys, "meta-fit", *MODEL, "--data", reference, "--out", pruner, *settings)
+    assert len(fitted["history"]) == 2
+    assert 0 <= fitted["backbone_accuracy"] <= 1
+
+    report = tmp_path / "slim.html"
+    more = ["--data", photos, "--test", other, "--report", report]
+    pruned = ran(capsys, "prune", pruner, "--macs", 0.5, *more, "--out", slim)
+    assert pruned["reached"]["macs"] <= 0.5 * pruned["before"]["macs"]
+    assert "accuracy_after_cut" in pruned["metrics"]
+    assert "<html" in report.read_text()
+    record = describe(slim)
+    assert record["images"]["classes"] == ["class0", "class1", "class2"]
+    assert record["factory"]["name"] == "vgg"
+
+    trained = ran(
+        capsys, "finetune", slim, "--data", photos, "--test", other, "--epochs", 3, "--augment",
+        "--out", tuned,
+    )  # fmt: skip
+    assert len(trained["history"]) == 3
+    measured = ran(capsys, "evaluate", tuned, "--data", other)
+    assert measured == {"accuracy": trained["accuracy_after"], "images": 12, "classes": 3}
+    before = ran(capsys, "evaluate", slim, "--data", other)
+    assert (
+        before["accuracy"] == trained["accuracy_before"] == pruned["metrics"]["accuracy_after_cut"]
+    )
+
+    seen = ran(capsys, "inspect", tuned)
+    assert seen == describe(tuned)
+    assert seen["kept"] == record["kept"]
+    assert ran(capsys, "inspect", pruner)["meta_fitted"] is True
+    images = torch.rand(2, 3, 8, 8)
+    assert not torch.equal(load_slim(tuned)(images), load_slim(slim)(images))
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images, a pruner and a slim network."""
+    folder = tmp_path_factory.mktemp("job")
+    write_images(folder / "photos")
+    write_images(folder / "two", classes=2)
+    fit = ["meta-fit", *MODEL, "--data", "photos", "--size", "8", "--shots", "2", "--quiet"]
+    fit += ["--iterations", "1", "--train", "1", "--out", "p"]
+    prune = ["prune", "p", "--data", "photos", "--macs", "0.6", "--out", "slim", "--quiet"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(fit) == 0
+        assert main(prune) == 0
+    return folder
+
+
+def test_a_backbone_of_other_classes_gets_a_fitted_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, out = tmp_path / "w.safetensors", tmp_path / "p.safetensors"
+    torch.manual_seed(0)
+    write_safetensors(weights, vgg19(7, width=0.0625).state_dict())
+    reference = write_images(tmp_path / "reference", classes=3, per_class=10)
+    fit = ["meta-fit", "--model", "vgg19", "--weights", weights, "--data", reference]
+    found = ran(capsys, *fit, "--size", 16, "--shots", 4, "--iterations", 1, "--out", out)
+    assert found["backbone_accuracy"] > 0.9  # by ridge regression on the very images
+    assert len(model_in(out)[0]["classifier.weight"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["inspect", "slim"], r"slim network +stamppruner\.models\.vgg\.VGG\n.*3 x 8 x 8"),
+        (["inspect", "p"], r"pruner of +stamppruner\.models\.vgg\.VGG\n.*\nmeta-fitted +yes"),
+        (["evaluate", "slim", "--data", "photos"], r"^accuracy \d+\.\d\d% on 18 images\n$"),
+    ],
+)
+def test_what_people_read(
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    text: str,
+) -> None:
+    monkeypatch.chdir(job)
+    assert main(argv) == 0
+    shown = capsys.readouterr()
+    assert re.search(text, shown.out, re.DOTALL)
+    assert shown.err == ""
+
+
+FIT = ["meta-fit", *MODEL, "--data", "photos", "--size", "8", "--out", "new"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "kind", "named"),
+    [
+        (FIT, "ConfigError", "--weights FILE, --pretrained, or --train"),
+        ([*FIT, "--pretrained"], "ConfigError", "no pretrained weights"),
+        ([*FIT, "--weights", "slim"], "CheckpointError", "is not of this vgg"),
+        ([*FIT, "--train", "1", "--ways", "9"], "DataError", "ways"),
+        ([*FIT, "--train", "1", "--protect", "nothing"], "ConfigError", "'nothing'"),
+        (["prune", "p", "--data", "photos", "--out", "new"], "BudgetError", "needs a bound"),
+        (["prune", "slim", "--data", "photos", "--macs", "1", "--out", "new"], "CheckpointError",
+         "not a pruner"),
+        (["prune", "p", "--data", "photos", "--macs", "0.5", "--out", "no/new"],
+         "CheckpointError", "existing directory"),
+        (["prune", "p", "--data", "photos", "--macs", "1e-9", "--out", "new"], "BudgetError",
+         "cannot be met"),
+        (["prune", "p", "--data", "photos", "--macs", ".5", "--out", "new", "--device", "q"],
+         "BudgetError", "device='q'"),
+        (["finetune", "slim", "--data", "two", "--epochs", "1", "--out", "new"], "DataError",
+         "same sub-folders"),
+        (["finetune", "slim", "--data", "photos", "--epochs", "-1", "--out", "new"],
+         "ConfigError", "epochs"),
+        (["evaluate", "p", "--data", "photos"], "CheckpointError", "not a slim model"),
+        (["evaluate", "slim", "--data", "photos", "--model", "lenet"], "ConfigError", "choose"),
+        (["evaluate", "slim", "--data", "photos", "--model", "resnet18", "--model-args",
+          '{"width": 0.1}'], "CheckpointError", "does not fit ResNet"),
+        (["inspect", "photos/class0/0.png"], "CheckpointError", "safetensors"),
+        (["inspect", "nowhere"], "CheckpointError", "nowhere"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line_and_leave_nothing(
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    kind: str,
+    named: str,
+) -> None:
+    monkeypatch.chdir(job)
+    before = sorted(job.iterdir())
+    assert main([*argv, "--quiet"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"stamppruner: {kind}: ")
+    assert shown.err.count("\n") == 1
+    assert named in shown.err
+    assert sorted(job.iterdir()) == before
+
+
+COMMANDS = ("demo", "meta-fit", "prune", "pareto", "finetune", "evaluate", "inspect")
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_a_screen(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"] if command else ["--help"])
+    assert end.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 55
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    if command:
+        assert f"example: stamppruner {command} " in text
+    else:
+        assert all(name in text for name in COMMANDS)
