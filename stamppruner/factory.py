@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from stamppruner.errors import CheckpointError, StampError
 from stamppruner.models import VGG, ResNet
 from stamppruner.named import blank_model, fresh_model, resnet_arguments, vgg_arguments
+from stamppruner.projection import apply_, projections
 
 _SIMPLE = (int, float, bool, str, type(None))
 
@@ -90,57 +91,52 @@ class Structure:
         kind: the network's class.
         modules: class and plain attributes of every module, by name.
         shapes: of every parameter and buffer, by name.
+        projections: record of the layers on shortcuts, see :mod:`~stamppruner.projection`.
+        hint: the name that the network gives itself.
     """
 
     kind: type[nn.Module]
     modules: Mapping[str, tuple[type[nn.Module], Mapping[str, Any]]]
     shapes: Mapping[str, tuple[int, ...]]
+    projections: Sequence[Mapping[str, Any]]
     hint: str = ""
 
     @classmethod
-    def of(cls, model: nn.Module, without: tuple[str, ...] = ()) -> Structure:
-        """The structure of a network, some modules left out (by name)."""
-
-        def outside(name: str) -> bool:
-            return not any(name == gone or name.startswith(gone + ".") for gone in without)
-
-        named = [(name, module) for name, module in model.named_modules() if outside(name)]
+    def of(cls, model: nn.Module) -> Structure:
+        """The structure of a network, layers on shortcuts included."""
         return cls(
             type(model),
-            {name: (type(m), _settings(m, name, without)) for name, m in named},
-            {name: tuple(x.shape) for name, x in _tensors(model) if outside(name)},
+            {name: _kind_and_settings(module) for name, module in model.named_modules()},
+            {name: tuple(x.shape) for name, x in _tensors(model)},
+            projections(model),
             str((getattr(model, "default_cfg", None) or {}).get("architecture", "")),
         )
 
-    def same(self, other: Structure) -> bool:
-        """Whether two structures are equal, but for modules that one of them left out."""
-        return self.modules == other.modules and self.shapes == other.shapes
 
-
-def recognise(structure: Structure, without: tuple[str, ...] = ()) -> Factory | None:
+def recognise(structure: Structure) -> Factory | None:
     """The function that makes a network of just this structure, if it is on the list.
 
-    Args:
-        structure: of the whole network.
-        without: modules that were left out of it.
+    Layers on shortcuts are put in as a file would.
     """
-    return next((f for f in _candidates(structure) if _makes(f, structure, without)), None)
+    return next((f for f in _candidates(structure) if _makes(f, structure)), None)
 
 
-def _makes(factory: Factory, structure: Structure, without: tuple[str, ...]) -> bool:
+def _makes(factory: Factory, structure: Structure) -> bool:
     try:
-        return Structure.of(factory.make(blank=True), without).same(structure)
+        found = Structure.of(apply_(factory.make(blank=True), structure.projections))
     except StampError:
         return False
+    return (found.modules, found.shapes) == (structure.modules, structure.shapes)
 
 
-def _settings(module: nn.Module, name: str, without: Sequence[str]) -> dict[str, Any]:
-    """Plain attributes; not those in whose place are the modules that are left out."""
-    hidden = {own.rpartition(".")[2] for own in without if own.rpartition(".")[0] == name}
-    return {
+def _kind_and_settings(module: nn.Module) -> tuple[type[nn.Module], Mapping[str, Any]]:
+    """Class and plain attributes; of a module that was rewritten, its code."""
+    if isinstance(module, fx.GraphModule):
+        return fx.GraphModule, {"code": module.code}
+    return type(module), {
         key: value
         for key, value in vars(module).items()
-        if key not in _FREE | hidden
+        if key not in _FREE
         and not key.startswith("_")
         and (
             isinstance(value, _SIMPLE)

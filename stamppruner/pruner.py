@@ -305,8 +305,7 @@ class STAMPPruner:
         """
         check_writable(path)
         net = self._gated()
-        added = tuple(entry["name"] for entry in projections(self.model))
-        factory = recognise(Structure.of(self.model, added), added)
+        factory = recognise(Structure.of(self.model))
         record = {
             "model_class": f"{type(self.model).__module__}.{type(self.model).__qualname__}",
             "factory": factory.to_json() if factory else None,

@@ -25,7 +25,6 @@ from stamppruner.history import History
 from stamppruner.io import PathLike, check_writable
 from stamppruner.layers import first_floating
 from stamppruner.meet import Met
-from stamppruner.projection import projections
 from stamppruner.reconstruct import reconstruct_
 from stamppruner.report import Report
 from stamppruner.slim import save_slim
@@ -100,8 +99,7 @@ class PruneResult:
         """
         check_writable(path)
         graph = self.plan.graph
-        added = tuple(entry["name"] for entry in projections(self.model))
-        factory = recognise(self.structure, added) if self.structure else None
+        factory = recognise(self.structure) if self.structure else None
         save_slim(
             path,
             self.model,
@@ -205,9 +203,7 @@ def finish(
         measure_latency=measure_latency,
         times=met.times,
     )
-    added = tuple(entry["name"] for entry in projections(slim))
-    structure = Structure.of(dense, added)
-    return PruneResult(slim, plan, report, structure=structure, facts=target.facts)
+    return PruneResult(slim, plan, report, structure=Structure.of(dense), facts=target.facts)
 
 
 def _few(target: Target) -> int:
