@@ -59,6 +59,10 @@ class Baseline(ABC):
             target: :class:`~stamppruner.target.Target`.
         """
 
+    def learn_(self, model: nn.Module, graph: ChannelGraph, target: Any) -> FloatArray:
+        """:meth:`scores`, for a model whose weights may be changed, as some methods do."""
+        return self.scores(model, graph, target)
+
     @ranks.together()
     def prune(
         self,
@@ -100,7 +104,7 @@ class Baseline(ABC):
         if budget is None:
             met = Met(ChannelPlan.full(graph))
         else:
-            scores = ranks.mean(self.scores(dense, graph, target))
+            scores = ranks.mean(self.learn_(dense, graph, target))
             met = meet(dense, chooser, scores, budget)
         return finish(
             dense,

@@ -12,7 +12,7 @@ from stripes import SIZE, hooks, loader, resnet, same_state, snapshot, stripes, 
 from torch import nn
 
 from stamppruner import Budget, check_equivalence, trace_channels
-from stamppruner.baselines import Baseline, Full, Magnitude, Random, Taylor
+from stamppruner.baselines import Baseline, BBDropout, Full, Magnitude, Random, Taylor
 from stamppruner.baselines._base import rank_within_groups
 from stamppruner.errors import BudgetError, DataError, UnsupportedModelError
 from stamppruner.heads import with_classes
@@ -20,7 +20,7 @@ from stamppruner.models import VGG
 from stamppruner.result import fit_head_
 from stamppruner.target import sample_target
 
-IMPLEMENTATIONS = [pytest.param(b, id=b.__name__) for b in (Random, Magnitude, Taylor)]
+IMPLEMENTATIONS = [pytest.param(b, id=b.__name__) for b in (Random, Magnitude, Taylor, BBDropout)]
 X = torch.zeros(1, 3, SIZE, SIZE)
 IMAGES, LABELS = stripes(8)
 HALF = Budget(macs=0.5)
