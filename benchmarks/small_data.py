@@ -39,7 +39,7 @@ from stamppruner import (
     finetune,
     swap_test,
 )
-from stamppruner.baselines import Full, Magnitude, Random, Taylor
+from stamppruner.baselines import BBDropout, Full, Magnitude, Random, Taylor
 from stamppruner.data import ArrayDataset, BatchLoader, CropFlip, cifar100, load_dataset
 from stamppruner.io import atomic_write
 from stamppruner.models import resnet18, vgg19
@@ -99,6 +99,7 @@ class Bench:
             "STAMP-Structure": structure,
             "Taylor on the reference": reference,
             "Taylor on the target": self._baseline(Taylor),
+            "BBDropout": self._baseline(BBDropout),
             "L1": self._baseline(Magnitude),
             "random": self._baseline(Random),
         }

@@ -73,7 +73,7 @@ def test_outputs_are_the_same_bit_for_bit(name: str, projected: bool, tmp_path: 
         except UnsupportedModelError:
             pytest.skip("no shortcut to project")
     varied_(model)
-    graph = trace_channels(model, x, certify=False)
+    graph = trace_channels(model, x)
     assert graph.groups
     slim = cut(model, ChannelPlan.random(graph, 0.5)).eval()
     factory = recognise(Structure.of(model))
