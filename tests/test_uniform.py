@@ -49,6 +49,7 @@ FUNCTIONS = {
     "padding": lambda x: F.pad(x, (1, 1)),
     "linear": lambda x: F.linear(x.movedim(1, -1), MATRIX).movedim(-1, 1),
     "softmax over channels": lambda x: x.softmax(1),
+    "softmax in another precision": lambda x: x.softmax(-1, dtype=torch.float64),
     "softmax over places": lambda x: F.softmax(x, dim=-1),
     "scores": lambda x: x.transpose(1, 3) @ x.transpose(1, 3).mT,
     "product with a matrix": lambda x: (x.movedim(1, -1) @ MATRIX).movedim(-1, 1),
