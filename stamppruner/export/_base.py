@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +151,16 @@ class Subject:
                 expected = tensors_in(inputs.call(self.model))
             worst = max_or_nan(worst, difference(expected, run(inputs)))
         return worst
+
+    def shapes(self, names: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
+        """Shapes of the inputs under some names; ``"batch"`` for an axis of any length."""
+        tensors, traced = tensors_in((self.traced.args, dict(self.traced.kwargs))), _TRACED
+
+        def shape(x: Tensor) -> tuple[int | str, ...]:
+            free = self.dynamic_batch and x.dim() > 0 and x.shape[0] == traced
+            return ("batch", *x.shape[1:]) if free else tuple(x.shape)
+
+        return {name: shape(x) for name, x in zip(names, tensors, strict=False)}
 
     @property
     def _batch(self) -> int:

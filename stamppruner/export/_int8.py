@@ -12,7 +12,7 @@ import contextlib
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from stamppruner.export._base import Quantization, Subject, difference
 from stamppruner.export._session import Session
 from stamppruner.inputs import Inputs
 
+_REMEDY = 'pip install "stamppruner[onnx]"'
 _NOISE = 64
 _BATCH = 32
 
@@ -87,8 +88,7 @@ def quantize(
     for inputs in subject.trials():
         if not all(bool(torch.isfinite(y).all()) for y in after(inputs) if y.is_floating_point()):
             raise ExportError("the int8 file gives values that are not finite")
-    pairs = [(before.run([batch]), after.run([batch])) for batch in batches]
-    one, two = ([torch.cat(ys) for ys in zip(*side, strict=True)] for side in zip(*pairs))
+    one, two = (_joined(session, batches) for session in (before, after))
     logits = len(one) == 1 and one[0].dim() == 2
     return quantized, Quantization(
         size_bytes_float=len(blob),
@@ -99,10 +99,15 @@ def quantize(
     )
 
 
+def _joined(session: Session, batches: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs for all batches."""
+    return [torch.cat(ys) for ys in zip(*(session.run([b]) for b in batches), strict=True)]
+
+
 def _static(blob: bytes, feeds: list[dict[str, Any]]) -> bytes:
     """Quantise with ranges of activations from some feeds."""
-    tool = require("onnxruntime.quantization", "int8", 'pip install "stamppruner[onnx]"')
-    shape = require("onnxruntime.quantization.shape_inference", "int8", "see above")
+    tool = require("onnxruntime.quantization", "int8", _REMEDY)
+    shape = require("onnxruntime.quantization.shape_inference", "int8", _REMEDY)
 
     class Reader(tool.CalibrationDataReader):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:

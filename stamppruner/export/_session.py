@@ -30,9 +30,7 @@ class Session:
         options = runtime.SessionOptions()
         options.log_severity_level = _QUIET
         options.intra_op_num_threads = torch.get_num_threads()
-        self._session = runtime.InferenceSession(
-            blob, options, providers=["CPUExecutionProvider"]
-        )
+        self._session = runtime.InferenceSession(blob, options, providers=["CPUExecutionProvider"])
         self.inputs: dict[str, tuple[int | str, ...]] = {
             x.name: tuple(x.shape) for x in self._session.get_inputs()
         }

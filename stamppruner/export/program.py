@@ -63,7 +63,8 @@ def export_program(
     with naming(f"torch.export of {name}", _REMEDY):
         blob = _program(subject)
     with naming(f"reading the program of {name} back", _REMEDY):
-        loaded = torch.export.load(io.BytesIO(blob)).module()
+        program = torch.export.load(io.BytesIO(blob))
+        loaded, names = program.module(), program.graph_signature.user_inputs
         worst = subject.worst_difference(lambda inputs: _run(loaded, inputs))
     check_difference(worst, subject, "the torch.export program", tolerance)
     atomic_write(path, blob)
@@ -71,7 +72,7 @@ def export_program(
         path=os.fspath(path),
         kind="torch.export program",
         size_bytes=len(blob),
-        inputs={},
+        inputs=subject.shapes(map(str, names)),
         batch_sizes=subject.batch_sizes,
         max_relative_difference=worst,
     )
