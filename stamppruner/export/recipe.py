@@ -67,7 +67,8 @@ def recipe(model: nn.Module, full_model: nn.Module | Callable[[], nn.Module]) ->
         model[2] = nn.Conv2d(5, 4, 1)
     """
     full = full_model if isinstance(full_model, nn.Module) else full_model()
-    record = [entry for entry in projections(model) if "sum" in entry]
+    found = projections(model)
+    record = found if any("sum" in entry for entry in found) else []
     lines = []
     base = copy.deepcopy(full)
     if record:
