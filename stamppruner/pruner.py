@@ -25,6 +25,7 @@ from stamppruner.errors import (
     StampError,
     UnsupportedModelError,
 )
+from stamppruner.factory import Structure, recognise
 from stamppruner.gated import GatedNet
 from stamppruner.heads import find_head, num_outputs
 from stamppruner.history import History
@@ -304,8 +305,11 @@ class STAMPPruner:
         """
         check_writable(path)
         net = self._gated()
+        added = tuple(entry["name"] for entry in projections(self.model))
+        factory = recognise(Structure.of(self.model, added), added)
         record = {
             "model_class": f"{type(self.model).__module__}.{type(self.model).__qualname__}",
+            "factory": factory.to_json() if factory else None,
             "image_shape": image_shape(net.graph),
             "groups": pruner_file.group_record(net.graph),
             "config": self.config.to_dict(),
@@ -323,7 +327,7 @@ class STAMPPruner:
     def load(
         cls,
         path: PathLike,
-        model: nn.Module | Callable[[], nn.Module],
+        model: nn.Module | Callable[[], nn.Module] | None = None,
         *,
         posterior: Posterior | None = None,
         encoder: SetEncoder | None = None,
@@ -333,7 +337,8 @@ class STAMPPruner:
         Args:
             path: the file.
             model: a model of the class that was pruned, or what makes one; its weights do not
-                matter, and it is not changed.
+                matter, and it is not changed. By default what the file names, as for
+                :func:`stamppruner.load_slim`.
             posterior: as given to the saved pruner, if it was not the default.
             encoder: as given to the saved pruner, if it was not the default.
 
@@ -353,7 +358,10 @@ class STAMPPruner:
                 raise ValueError(f"shortcuts={shortcuts!r}")
         except (KeyError, ValueError, TypeError, ConfigError) as error:
             raise CheckpointError(f"{path}: its record is damaged ({error!r})") from error
-        own = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        if model is None:
+            own = pruner_file.made(record, path)
+        else:
+            own = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         own = replay_(own, record.get("projections", []), path)
         pruner_file.load_part_(own, "model", tensors, path)
         example = torch.zeros(1, *shape)

@@ -97,6 +97,7 @@ def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed:
         targets.to(target.labels.device),
         max(max(s) for s in seen) + 1,
         total,
+        target.facts,
     )
 
 

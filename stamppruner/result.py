@@ -18,12 +18,14 @@ from stamppruner.certificate import shrink
 from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.errors import UnsupportedModelError
 from stamppruner.evidence import running_statistics
+from stamppruner.factory import Structure, recognise
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.heads import find_head, fit_ridge_, head_inputs
 from stamppruner.history import History
 from stamppruner.io import PathLike, check_writable
 from stamppruner.layers import first_floating
 from stamppruner.meet import Met
+from stamppruner.projection import projections
 from stamppruner.reconstruct import reconstruct_
 from stamppruner.report import Report
 from stamppruner.slim import save_slim
@@ -54,6 +56,8 @@ class PruneResult:
         history: of :meth:`finetune`.
         keep_probability: ``E[m]`` of every channel for the target, ``(num_channels,)``, by which
             they were ranked; None of a baseline.
+        structure: of the whole network, by which a file names the function that makes it.
+        facts: what the data set said of its images (names of classes, mean, std).
     """
 
     model: nn.Module
@@ -61,6 +65,8 @@ class PruneResult:
     report: Report
     history: History = field(default_factory=History)
     keep_probability: FloatArray | None = None
+    structure: Structure | None = None
+    facts: Mapping[str, list[Any]] = field(default_factory=dict)
 
     def finetune(self, loader: Any, epochs: int, **settings: Any) -> History:
         """Train the slim model; see :func:`stamppruner.finetune` for the settings.
@@ -86,17 +92,24 @@ class PruneResult:
     def save(self, path: PathLike) -> None:
         """Write the slim model; :func:`stamppruner.load_slim` reads it.
 
+        The file records the function that makes the full model, if it is one of torchvision's or
+        timm's classifiers or one of this package's: then it loads without the model's class.
+
         Raises:
             CheckpointError: the path cannot be written.
         """
         check_writable(path)
         graph = self.plan.graph
+        added = tuple(entry["name"] for entry in projections(self.model))
+        factory = recognise(self.structure, added) if self.structure else None
         save_slim(
             path,
             self.model,
             {
                 "kept": self.plan.record(),
+                "factory": factory.to_json() if factory else None,
                 "input_shape": graph.example.sample_shape if graph.example else None,
+                "images": dict(self.facts),
                 "budget": self.report.budget,
                 "reached": self.report.reached,
                 "settings": self.report.settings,
@@ -192,7 +205,9 @@ def finish(
         measure_latency=measure_latency,
         times=met.times,
     )
-    return PruneResult(slim, plan, report)
+    added = tuple(entry["name"] for entry in projections(slim))
+    structure = Structure.of(dense, added)
+    return PruneResult(slim, plan, report, structure=structure, facts=target.facts)
 
 
 def _few(target: Target) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from stamppruner.errors import CheckpointError
+from stamppruner.errors import CheckpointError, ConfigError
 from stamppruner.io import (
     PathLike,
     parse_record,
@@ -67,7 +67,7 @@ def describe(path: PathLike) -> dict[str, Any]:
 
 def load_slim(
     path: PathLike,
-    model: nn.Module | Callable[[], nn.Module],
+    model: nn.Module | Callable[[], nn.Module] | None = None,
     *,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
@@ -76,7 +76,9 @@ def load_slim(
     Args:
         path: a file of :meth:`PruneResult.save`.
         model: a full model of the saved class, which is not changed, or a function that makes one
-            (a class, ``lambda: resnet18(100)``). Its weights do not matter.
+            (a class, ``lambda: resnet18(100)``). Its weights do not matter: it may be on the
+            ``meta`` device. By default the function of torchvision, timm or this package that the
+            file names, see :mod:`~stamppruner.factory`; nothing else is ever called.
         device: of the result.
 
     Returns:
@@ -84,11 +86,13 @@ def load_slim(
 
     Raises:
         CheckpointError: the file cannot be read, is of another format or version, or does not fit
-            the model; every name that does not fit is listed.
+            the model; every name that does not fit is listed. Or it names no function, and no
+            model is given.
+        MissingExtraError: the library of the function is not installed.
     """
     tensors, metadata = read_safetensors(path)
     record = parse_record(metadata, FORMAT, VERSION, path, noun="slim model")
-    slim = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+    slim = _made(record, path) if model is None else _copied(model)
     slim = replay_(slim, record.get("projections", []), path)
     _check_names(slim, {n: t for n, t in tensors.items() if not is_place(n)}, path)
     _apply_widths(slim, record.get("widths"), path)
@@ -96,7 +100,32 @@ def load_slim(
     restore_(slim, tensors, path)
     for name, tensor in tensors.items():
         _assign(slim, name, tensor)
+    _check_filled(slim, path)
     return slim.to(device).eval()
+
+
+def _made(record: Mapping[str, Any], path: PathLike) -> nn.Module:
+    """The full model, by the function that the file names."""
+    from stamppruner.factory import Factory
+
+    try:
+        return Factory.of_file(record, path).make(blank=True)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _copied(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    return copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+
+
+def _check_filled(model: nn.Module, path: PathLike) -> None:
+    """No tensor may be left without data."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    if empty := sorted(name for name, tensor in named if tensor.is_meta):
+        raise CheckpointError(
+            f"{path} has no values for {', '.join(empty[:5])}, and the model is on the meta "
+            "device: make it on the CPU"
+        )
 
 
 def _widths(model: nn.Module) -> dict[str, dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,14 @@ class Target:
         labels: ``(N,)`` int64.
         num_classes: largest label of the whole data set, plus one.
         num_images: size of the whole data set.
+        facts: what the data set says of its images: ``classes`` (names), ``mean`` and ``std``.
     """
 
     images: Tensor
     labels: Tensor
     num_classes: int
     num_images: int
+    facts: Mapping[str, list[Any]] = field(default_factory=dict)
 
     def batches(self, size: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """Images and labels ``size`` at a time; a lone last image joins the batch before."""
@@ -169,7 +171,20 @@ def read_target(
         raise DataError("the target loader is empty: give it at least one batch")
     order = rng.permutation(len(images))
     stacked = torch.stack([images[i] for i in order])
-    return Target(stacked, torch.tensor(labels)[order], max(seen) + 1, count), seen
+    found = torch.tensor(labels)[order]
+    return Target(stacked, found, max(seen) + 1, count, _facts(loader)), seen
+
+
+def _facts(loader: Any) -> dict[str, list[Any]]:
+    """Names of classes, and statistics that were taken out of the images, where there are some."""
+    data = getattr(loader, "dataset", loader)
+    facts: dict[str, list[Any]] = {}
+    if (names := getattr(data, "classes", None)) and all(isinstance(n, str) for n in names):
+        facts["classes"] = list(names)
+    for name in ("mean", "std"):
+        if isinstance(values := getattr(data, name, None), Tensor):
+            facts[name] = values.flatten().tolist()
+    return facts
 
 
 def check_labels(labels: set[int]) -> None:

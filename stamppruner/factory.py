@@ -1,0 +1,195 @@
+"""Who made a network: one of a short list of functions, found again by the network's structure.
+
+A file that records the function is loaded without the user's code. Nothing is imported because a
+file says so: names are looked up in the lists of :mod:`~stamppruner.named`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from stamppruner.errors import CheckpointError, StampError
+from stamppruner.models import VGG, ResNet
+from stamppruner.named import blank_model, fresh_model, resnet_arguments, vgg_arguments
+
+_SIMPLE = (int, float, bool, str, type(None))
+
+_HEADS = (nn.Linear, nn.Conv2d)
+
+_FREE = frozenset({"training", "num_classes"})
+"""Attributes that may differ: a new head does not change what a network says of its classes."""
+
+
+@dataclass(frozen=True)
+class Factory:
+    """A function of the list, and its arguments.
+
+    Attributes:
+        name: see :func:`~stamppruner.named.named_model`.
+        arguments: keyword arguments of JSON's types.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def make(self, *, blank: bool = False) -> nn.Module:
+        """The network, with random weights.
+
+        Args:
+            blank: without weights, on the ``meta`` device, where it can be made there.
+
+        Raises:
+            ConfigError: the name is not on the list, or the arguments are not taken.
+            MissingExtraError: the library is not installed.
+        """
+        return (blank_model if blank else fresh_model)(self.name, self.arguments)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"name": self.name, "arguments": dict(self.arguments)}
+
+    @classmethod
+    def of_file(cls, record: Mapping[str, Any], path: object) -> Factory:
+        """The one that the record of a file names.
+
+        Raises:
+            CheckpointError: it names none, or the file is damaged.
+        """
+        if record.get("factory") is None:
+            raise CheckpointError(
+                f"{path} does not say how its {record.get('model_class')} is made: pass the full "
+                "model, or the function that makes it"
+            )
+        return cls.from_json(record["factory"], path)
+
+    @classmethod
+    def from_json(cls, record: Any, path: object) -> Factory:
+        """Of :meth:`to_json`.
+
+        Raises:
+            CheckpointError: it is not.
+        """
+        name, arguments = (
+            (record.get("name"), record.get("arguments")) if isinstance(record, dict) else (None, 0)
+        )
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise CheckpointError(f"{path}: its factory is {record!r}: the file is damaged")
+        return cls(name, arguments)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What tells networks of one library apart: modules, their settings, shapes of tensors.
+
+    Attributes:
+        kind: the network's class.
+        modules: class and plain attributes of every module, by name.
+        shapes: of every parameter and buffer, by name.
+    """
+
+    kind: type[nn.Module]
+    modules: Mapping[str, tuple[type[nn.Module], Mapping[str, Any]]]
+    shapes: Mapping[str, tuple[int, ...]]
+    hint: str = ""
+
+    @classmethod
+    def of(cls, model: nn.Module, without: tuple[str, ...] = ()) -> Structure:
+        """The structure of a network, some modules left out (by name)."""
+
+        def outside(name: str) -> bool:
+            return not any(name == gone or name.startswith(gone + ".") for gone in without)
+
+        named = [(name, module) for name, module in model.named_modules() if outside(name)]
+        return cls(
+            type(model),
+            {name: (type(m), _settings(m, name, without)) for name, m in named},
+            {name: tuple(x.shape) for name, x in _tensors(model) if outside(name)},
+            str((getattr(model, "default_cfg", None) or {}).get("architecture", "")),
+        )
+
+    def same(self, other: Structure) -> bool:
+        """Whether two structures are equal, but for modules that one of them left out."""
+        return self.modules == other.modules and self.shapes == other.shapes
+
+
+def recognise(structure: Structure, without: tuple[str, ...] = ()) -> Factory | None:
+    """The function that makes a network of just this structure, if it is on the list.
+
+    Args:
+        structure: of the whole network.
+        without: modules that were left out of it.
+    """
+    return next((f for f in _candidates(structure) if _makes(f, structure, without)), None)
+
+
+def _makes(factory: Factory, structure: Structure, without: tuple[str, ...]) -> bool:
+    try:
+        return Structure.of(factory.make(blank=True), without).same(structure)
+    except StampError:
+        return False
+
+
+def _settings(module: nn.Module, name: str, without: Sequence[str]) -> dict[str, Any]:
+    """Plain attributes; not those in whose place are the modules that are left out."""
+    hidden = {own.rpartition(".")[2] for own in without if own.rpartition(".")[0] == name}
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if key not in _FREE | hidden
+        and not key.startswith("_")
+        and (
+            isinstance(value, _SIMPLE)
+            or (isinstance(value, tuple) and all(isinstance(v, _SIMPLE) for v in value))
+        )
+    }
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _candidates(structure: Structure) -> Iterator[Factory]:
+    """Factories of networks of this class, with the classes of this one."""
+    if structure.kind is VGG:
+        yield Factory("vgg", vgg_arguments(structure.shapes))
+    elif structure.kind is ResNet:
+        yield Factory("resnet", resnet_arguments(structure.shapes))
+    library = structure.kind.__module__.partition(".")[0]
+    names = []
+    if library == "torchvision":
+        names = _of_torchvision(structure)
+    elif library == "timm":
+        names = [structure.hint]
+    stem = next(
+        (n for n, (kind, _) in structure.modules.items() if issubclass(kind, nn.Conv2d)), ""
+    )
+    channels = structure.shapes.get(f"{stem}.weight", (0, 3))[1]
+    heads = [name for name, (kind, _) in structure.modules.items() if issubclass(kind, _HEADS)]
+    shape = structure.shapes.get(f"{heads[-1]}.weight") if heads else None
+    arguments: list[dict[str, Any]] = [{}]
+    if shape is not None:
+        arguments.insert(0, {"num_classes": shape[0]})
+    given = {"in_chans": channels} if library == "timm" and channels != 3 else {}
+    for name in names:
+        for classes in arguments:
+            yield Factory(f"{library}:{name}", classes | given)
+
+
+def _of_torchvision(structure: Structure) -> list[str]:
+    """Its networks of this class; those of nearly as many parameters first."""
+    from torchvision import models
+
+    size = sum(math.prod(shape) for shape in structure.shapes.values())
+    found = []
+    for name in models.list_models(models):
+        if models.get_model_builder(name).__module__ == structure.kind.__module__:
+            default = next(iter(models.get_model_weights(name)), None)
+            known = default.meta["num_params"] if default else 0
+            found.append((abs(known - size), name))
+    return [name for _, name in sorted(found)]
