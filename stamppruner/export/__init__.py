@@ -1,6 +1,7 @@
-"""Slim networks for other programs: every file is compared with the model before it is written."""
+"""Slim networks for other programs: files are compared with the model before they are written."""
 
 from stamppruner.export._base import ExportReport, Quantization
+from stamppruner.export.hub import from_pretrained, push_to_hub, save_pretrained
 from stamppruner.export.onnx import export_onnx
 from stamppruner.export.program import export_program
 from stamppruner.export.recipe import recipe
@@ -12,5 +13,8 @@ __all__ = [
     "export_onnx",
     "export_program",
     "export_state_dict",
+    "from_pretrained",
+    "push_to_hub",
     "recipe",
+    "save_pretrained",
 ]
