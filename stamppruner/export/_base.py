@@ -137,7 +137,7 @@ class Subject:
             return axis if is_batch else None
 
         bound = inspect.signature(self.model.forward).bind(*traced.args, **traced.kwargs)
-        return tree_map(batched, dict(bound.arguments) if traced.kwargs else traced.args)
+        return tree_map(batched, dict(bound.arguments))
 
     def worst_difference(self, run: Callable[[Inputs], Sequence[Tensor]]) -> float:
         """Largest relative difference between the model's outputs and those of ``run``.
@@ -149,7 +149,9 @@ class Subject:
         for inputs in self.trials():
             with evaluating(self.model):
                 expected = tensors_in(inputs.call(self.model))
-            worst = max_or_nan(worst, difference(expected, run(inputs)))
+            with evaluating(self.model):
+                found = run(inputs)
+            worst = max_or_nan(worst, difference(expected, found))
         return worst
 
     def shapes(self, names: Iterable[str]) -> dict[str, tuple[int | str, ...]]:

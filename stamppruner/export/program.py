@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stamppruner.calls import evaluating
 from stamppruner.export._base import (
@@ -22,7 +22,6 @@ from stamppruner.export._base import (
     naming,
     tensors_in,
 )
-from stamppruner.inputs import Inputs
 from stamppruner.io import PathLike, atomic_write, check_writable
 
 _REMEDY = (
@@ -65,7 +64,7 @@ def export_program(
     with naming(f"reading the program of {name} back", _REMEDY):
         program = torch.export.load(io.BytesIO(blob))
         loaded, names = program.module(), program.graph_signature.user_inputs
-        worst = subject.worst_difference(lambda inputs: _run(loaded, inputs))
+        worst = subject.worst_difference(lambda inputs: tensors_in(inputs.call(loaded)))
     check_difference(worst, subject, "the torch.export program", tolerance)
     atomic_write(path, blob)
     return ExportReport(
@@ -95,8 +94,3 @@ def _program(subject: Subject) -> bytes:
                 node.meta.pop("stack_trace", None)  # paths of this machine
         torch.export.save(program, buffer)
     return buffer.getvalue()
-
-
-def _run(program: nn.Module, inputs: Inputs) -> list[Tensor]:
-    with torch.no_grad():
-        return tensors_in(inputs.call(program))
