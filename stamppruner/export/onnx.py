@@ -157,6 +157,9 @@ def _exported(
     if program is None:
         raise ExportError("the exporter gave nothing: use a newer torch")
     proto = program.model_proto
+    made = next(x.version for x in proto.opset_import if not x.domain)
+    if opset not in (None, made):
+        raise ExportError(f"the exporter gave opset {made}, not {opset}: leave opset out")
     _strip(proto)
     return bytes(proto.SerializeToString())
 

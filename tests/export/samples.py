@@ -14,25 +14,23 @@ from stamppruner import ChannelPlan, project_shortcuts, shrink, trace_channels
 SHAPE = (3, 8, 8)
 
 
-def split_sizes(net: nn.Module, x: Tensor) -> Tensor:
+def fixed_widths(net: nn.Module, x: Tensor) -> Tensor:
     a, b = torch.split(net.first(x).relu(), [4, 12], 1)
-    return net.head(torch.cat([net.a(a), net.b(b)], 1))
-
-
-def viewed(net: nn.Module, x: Tensor) -> Tensor:
-    x = net.first(x).view(-1, 2, 8, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
-    return net.head(net.b(net.a(x)))
+    x = torch.cat([net.a(a), net.b(b)], 1)
+    return net.head(net.c(x.view(-1, 2, 6, *x.shape[2:]).transpose(1, 2).flatten(1, 2)))
 
 
 FULL: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: vgg().eval(),
-    "gathered": lambda: seeded(
+    "rewired": lambda: seeded(
         lambda: Net(
-            split_sizes, first=conv_bn(3, 16), a=conv_bn(4, 6), b=conv_bn(12, 6), head=head(12)
+            fixed_widths,
+            first=conv_bn(3, 16),
+            a=conv_bn(4, 6),
+            b=conv_bn(12, 6),
+            c=conv_bn(12, 8),
+            head=head(8),
         )
-    ),
-    "scattered": lambda: seeded(
-        lambda: Net(viewed, first=conv_bn(3, 16), a=conv_bn(16, 8), b=conv_bn(8, 8), head=head(8))
     ),
     "projected": lambda: resnet().eval(),
     "spliced": lambda: seeded(lambda: nn.Sequential(conv_bn(3, 8), Residual(8, 6), head(8))),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from stamppruner import export_onnx, export_program, export_state_dict, recipe
 from stamppruner.errors import CheckpointError, DataError, ExportError, StampError
 from stamppruner.export import ExportReport
-from stamppruner.rewire import PLACES
+from stamppruner.rewire import GATHER, SCATTER
 
 Run = Callable[[Tensor], Tensor]
 
@@ -138,8 +138,8 @@ def test_the_file_stands_alone_and_names_no_place_of_this_machine(exported: Expo
 
 
 def test_the_samples_hold_what_they_are_named_after() -> None:
-    for name, wanted in (("gathered", PLACES[0]), ("scattered", PLACES[1])):
-        assert any(key.endswith(wanted) for key in slim(name).state_dict())
+    for places in (GATHER, SCATTER):
+        assert any(key.endswith(places) for key in slim("rewired").state_dict())
     assert any(isinstance(m, torch.fx.GraphModule) for m in slim("spliced").modules())
     assert hooks(slim("plain")) == 0
 
@@ -208,14 +208,14 @@ def test_a_bad_path_is_told_before_any_work(
 def test_half_precision_is_kept_or_refused_by_name(
     exporter: Exporter, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    model = slim("gathered").to(dtype)
+    model = slim("rewired").to(dtype)
     if not exporter.half:
         with pytest.raises(ExportError, match=rf"first.0.weight is {dtype}.*float\(\)"):
             exporter.write(model, tmp_path / "net")
         assert list(tmp_path.iterdir()) == []
         return
     exporter.write(model, tmp_path / "net")
-    run = exporter.run(tmp_path / "net", FULL["gathered"], model)
+    run = exporter.run(tmp_path / "net", FULL["rewired"], model)
     with torch.no_grad():
         x = images().to(dtype)
         assert torch.equal(run(x), model(x))
