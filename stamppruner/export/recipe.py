@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
 from stamppruner.errors import ExportError, StampError
 from stamppruner.export._code import (
@@ -119,10 +120,13 @@ def _body(model: nn.Module, base: nn.Module) -> Iterator[str]:
 
 
 def _same_class(one: nn.Module, two: nn.Module) -> bool:
-    """Whether the modules run the same code; every graph module has a class of its own."""
+    """Whether the modules are of one class; every graph module has a class of its own.
+
+    So has every module with parametrizations.
+    """
     if isinstance(one, fx.GraphModule) and isinstance(two, fx.GraphModule):
         return one.code == two.code
-    return type(one) is type(two)
+    return class_of(one) is class_of(two)
 
 
 def _edits(module: nn.Module, other: nn.Module, at: str, changed: set[int]) -> Iterator[str]:

@@ -39,7 +39,8 @@ IMAGE = torch.zeros(1, 3, 64, 64)
 
 
 def make(name: str) -> nn.Module:
-    settings: dict[str, Any] = {"init_weights": False} if name == "googlenet" else {}
+    more = {"aux_logits": False, "init_weights": False}
+    settings: dict[str, Any] = more if name == "googlenet" else {}
     return seeded(lambda: models.get_model(name, weights=None, **settings))
 
 
@@ -66,10 +67,7 @@ def test_half_of_it_in_every_format(name: str, tmp_path: Path) -> None:
     large = export_onnx(full, tmp_path / "full.onnx", IMAGE)
     assert small.max_relative_difference <= 1e-4
     kernels = [m.weight for m in slim.modules() if isinstance(m, nn.Conv2d)]
-    called = shapes(tmp_path / "slim.onnx")
-    expected = Counter(tuple(w.shape) for w in kernels)
-    assert called == expected - (expected - called)
-    assert (expected - called).total() <= 4  # convolutions that run in training alone
+    assert shapes(tmp_path / "slim.onnx") == Counter(tuple(w.shape) for w in kernels)
     saved = bytes_of(full) - bytes_of(slim)
     assert large.size_bytes - small.size_bytes == pytest.approx(saved, rel=0.1)
     images = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(1))
