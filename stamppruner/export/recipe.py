@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
+from stamppruner.calls import copied_module
 from stamppruner.errors import ExportError, StampError
 from stamppruner.export._code import (
     HOOKS,
@@ -56,6 +57,7 @@ def recipe(model: nn.Module, full_model: nn.Module | Callable[[], nn.Module]) ->
     Raises:
         ExportError: the networks differ by more than widths, or a changed buffer outside the state
             dict is too long to be written out.
+        UnsupportedModelError: the full model cannot be copied.
 
     Example:
         >>> full = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
@@ -71,7 +73,7 @@ def recipe(model: nn.Module, full_model: nn.Module | Callable[[], nn.Module]) ->
     found = projections(model)
     record = found if any("sum" in entry for entry in found) else []
     lines = []
-    base = copy.deepcopy(full)
+    base = copied_module(full)
     if record:
         base = _projected(base, record)
         lines = ["from stamppruner import apply_projections", ""]
