@@ -186,7 +186,8 @@ OPTIONAL = [
 
 def test_the_package_loads_without_what_only_some_parts_need() -> None:
     blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in OPTIONAL)
-    code = f"import sys\n{blocked}import stamppruner.slim, stamppruner.cli, stamppruner.export\nprint('ok')"
+    parts = "stamppruner.slim, stamppruner.cli, stamppruner.export"
+    code = f"import sys\n{blocked}import {parts}\nprint('ok')"
     run = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT.parent)},

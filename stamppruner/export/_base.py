@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from stamppruner.calls import copied_module, evaluating
-from stamppruner.errors import ExportError
+from stamppruner.errors import ExportError, StampError
 from stamppruner.inputs import Inputs
 from stamppruner.report import format as fmt
 
@@ -22,6 +22,12 @@ TOLERANCE = 1e-4
 
 BATCH_SIZES = (1, 3)
 """Batches on which a file with a dynamic batch axis is compared; it is traced with another one."""
+
+REMEDY = (
+    "see docs/deploying.md; forward must not branch on values, and with dynamic_batch=True not on "
+    "the batch size"
+)
+"""End of the message where an exporter fails."""
 
 _TRACED = 2  # a batch of one is taken for a constant
 
@@ -221,7 +227,7 @@ def naming(what: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except ExportError:
+    except StampError:
         raise
     except Exception as error:  # exporters raise many kinds, of several libraries
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -17,6 +17,7 @@ from stamppruner.calls import evaluating
 from stamppruner.data._optional import require
 from stamppruner.errors import ConfigError, ExportError
 from stamppruner.export._base import (
+    REMEDY,
     TOLERANCE,
     ExportReport,
     Subject,
@@ -30,11 +31,6 @@ from stamppruner.inputs import Inputs
 from stamppruner.io import PathLike, atomic_write, check_writable
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-_REMEDY = (
-    "see docs/deploying.md; forward must not branch on values, and with dynamic_batch=True not on "
-    "the batch size"
-)
-
 _LARGEST = 2**31 - 2**24
 """Bytes of weights that fit into one protocol buffer, with room for the graph."""
 
@@ -89,9 +85,9 @@ def export_onnx(
     subject = Subject.of(model, example_inputs, dynamic_batch, device="cpu")
     images = calibration_images(calibration, subject.inputs) if int8 else None
     name = type(model).__name__
-    with naming(f"ONNX export of {name}", _REMEDY):
+    with naming(f"ONNX export of {name}", REMEDY):
         blob = _exported(subject, input_names, output_names, opset)
-    with naming(f"running {name} in ONNX Runtime", _REMEDY):
+    with naming(f"running {name} in ONNX Runtime", REMEDY):
         session = Session(blob)
         worst = subject.worst_difference(session)
     check_difference(worst, subject, "the ONNX file", tolerance)

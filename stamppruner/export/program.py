@@ -15,6 +15,7 @@ from torch import nn
 
 from stamppruner.calls import evaluating
 from stamppruner.export._base import (
+    REMEDY,
     TOLERANCE,
     ExportReport,
     Subject,
@@ -23,11 +24,6 @@ from stamppruner.export._base import (
     tensors_in,
 )
 from stamppruner.io import PathLike, atomic_write, check_writable
-
-_REMEDY = (
-    "see docs/deploying.md; forward must not branch on values, and with dynamic_batch=True not on "
-    "the batch size"
-)
 
 
 def export_program(
@@ -59,9 +55,9 @@ def export_program(
     check_writable(path)
     subject = Subject.of(model, example_inputs, dynamic_batch)
     name = type(model).__name__
-    with naming(f"torch.export of {name}", _REMEDY):
+    with naming(f"torch.export of {name}", REMEDY):
         blob = _program(subject)
-    with naming(f"reading the program of {name} back", _REMEDY):
+    with naming(f"reading the program of {name} back", REMEDY):
         program = torch.export.load(io.BytesIO(blob))
         loaded, names = program.module(), program.graph_signature.user_inputs
         worst = subject.worst_difference(lambda inputs: tensors_in(inputs.call(loaded)))

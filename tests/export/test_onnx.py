@@ -126,6 +126,19 @@ def test_calibration_images_that_do_not_fit(calibration: Any, match: str, tmp_pa
     refused(DataError, match, tmp_path, int8=True, calibration=calibration)
 
 
+def test_fewer_images_than_a_fixed_batch(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="3 calibration images make no batch of 4"):
+        export_onnx(
+            slim("plain"),
+            tmp_path / "net.onnx",
+            images(4),
+            dynamic_batch=False,
+            int8=True,
+            calibration=IMAGES[:3],
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_settings_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(ConfigError, "int8=True", tmp_path, calibration=IMAGES)
     refused(ExportError, "opset 18, not 3: leave opset out", tmp_path, opset=3)
