@@ -6,6 +6,16 @@ from stamppruner.channels import ChannelGraph, ChannelGroup, ChannelPlan
 from stamppruner.config import STAMPConfig
 from stamppruner.diagnostics import Diagnosis, diagnose
 from stamppruner.errors import StampError
+from stamppruner.export import (
+    ExportReport,
+    export_onnx,
+    export_program,
+    export_state_dict,
+    from_pretrained,
+    push_to_hub,
+    recipe,
+    save_pretrained,
+)
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.gates import Gates, mask
 from stamppruner.pareto import Pareto
@@ -34,6 +44,14 @@ __all__ = [
     "Diagnosis",
     "load_slim",
     "describe",
+    "export_onnx",
+    "export_program",
+    "export_state_dict",
+    "recipe",
+    "ExportReport",
+    "save_pretrained",
+    "from_pretrained",
+    "push_to_hub",
     "trace_channels",
     "project_shortcuts",
     "projections",

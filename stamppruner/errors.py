@@ -43,3 +43,7 @@ class RankError(StampError):
 
 class MissingExtraError(StampError):
     """An optional dependency is needed and not installed."""
+
+
+class ExportError(StampError):
+    """A model cannot be exported, or its exported form computes something else."""

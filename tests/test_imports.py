@@ -78,7 +78,7 @@ def test_the_face_is_not_imported_from_inside() -> None:
     assert [m for m in MODULES if names & imported(m)] == []
 
 
-@pytest.mark.parametrize("kind", ["posteriors", "encoders", "costs", "baselines"])
+@pytest.mark.parametrize("kind", ["posteriors", "encoders", "costs", "baselines", "export"])
 def test_siblings_do_not_import_each_other(kind: str) -> None:
     package = f"stamppruner.{kind}"
     siblings = [m for m in MODULES if m.startswith(package + ".") and "._" not in m]
@@ -103,7 +103,18 @@ FOUNDATIONS = [
     "gates",
     "surgery",
 ]
-ABOVE = {"pruner", "result", "meta", "baselines", "demo", "cli", "objective", "gated", "report"}
+ABOVE = {
+    "pruner",
+    "result",
+    "meta",
+    "baselines",
+    "demo",
+    "cli",
+    "objective",
+    "gated",
+    "report",
+    "export",
+}
 
 
 @pytest.mark.parametrize("name", FOUNDATIONS)
@@ -163,12 +174,22 @@ def test_every_module_has_a_docstring_and_loads(module: str) -> None:
     assert importlib.import_module(module).__doc__
 
 
-OPTIONAL = ["torch_pruning", "matplotlib", "sklearn", "onnx", "huggingface_hub", "timm"]
+OPTIONAL = [
+    "torch_pruning",
+    "matplotlib",
+    "sklearn",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "huggingface_hub",
+    "timm",
+]
 
 
 def test_the_package_loads_without_what_only_some_parts_need() -> None:
     blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in OPTIONAL)
-    code = f"import sys\n{blocked}import stamppruner.slim, stamppruner.cli\nprint('ok')"
+    parts = "stamppruner.slim, stamppruner.cli, stamppruner.export"
+    code = f"import sys\n{blocked}import {parts}\nprint('ok')"
     run = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT.parent)},

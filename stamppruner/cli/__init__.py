@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from stamppruner.cli import demo, evaluate, finetune, inspect, meta_fit, pareto, prune
+from stamppruner.cli import demo, evaluate, export, finetune, inspect, meta_fit, pareto, prune
 from stamppruner.errors import StampError
 
-_COMMANDS = (demo, meta_fit, prune, pareto, finetune, evaluate, inspect)
+_COMMANDS = (demo, meta_fit, prune, pareto, finetune, evaluate, inspect, export)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 from test_cli import write_images
@@ -61,6 +62,13 @@ def test_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         before["accuracy"] == trained["accuracy_before"] == pruned["metrics"]["accuracy_after_cut"]
     )
 
+    exported = ran(capsys, "export", tuned, "--onnx", tmp_path / "tuned.onnx")
+    assert exported["max_relative_difference"] < 1e-4
+    session = onnxruntime.InferenceSession(tmp_path / "tuned.onnx")
+    x = torch.rand(5, 3, 8, 8)
+    (found,) = session.run(None, {"images": x.numpy()})
+    assert torch.allclose(torch.from_numpy(found), load_slim(tuned)(x), atol=1e-4)
+
     seen = ran(capsys, "inspect", tuned)
     assert seen == describe(tuned)
     assert seen["kept"] == record["kept"]
@@ -104,6 +112,12 @@ def test_a_backbone_of_other_classes_gets_a_fitted_head(
         (["inspect", "slim"], r"slim network +stamppruner\.models\.vgg\.VGG\n.*3 x 8 x 8"),
         (["inspect", "p"], r"pruner of +stamppruner\.models\.vgg\.VGG\n.*\nmeta-fitted +yes"),
         (["evaluate", "slim", "--data", "photos"], r"^accuracy \d+\.\d\d% on 18 images\n$"),
+        (["export", "slim", "--program", "slim.pt2"], r"^slim\.pt2: .*batches of 1, 3"),
+        (["export", "slim", "--state-dict", "plain"], r"^plain: state dict"),
+        (
+            ["export", "slim", "--onnx", "slim.onnx", "--int8", "--calibration", "photos"],
+            r"int8 against float .* of 18 calibration images",
+        ),
     ],
 )
 def test_what_people_read(
@@ -150,6 +164,11 @@ FIT = ["meta-fit", *MODEL, "--data", "photos", "--size", "8", "--out", "new"]
           '{"width": 0.1}'], "CheckpointError", "does not fit ResNet"),
         (["inspect", "photos/class0/0.png"], "CheckpointError", "safetensors"),
         (["inspect", "nowhere"], "CheckpointError", "nowhere"),
+        (["export", "slim", "--program", "new", "--int8"], "ConfigError", "are for --onnx"),
+        (["export", "slim", "--onnx", "no/new"], "CheckpointError", "existing directory"),
+        (["export", "slim", "--onnx", "new", "--int8", "--calibration", "no"], "DataError",
+         "no such folder"),
+        (["export", "p", "--onnx", "new"], "CheckpointError", "not a slim model"),
     ],
 )  # fmt: skip
 def test_errors_are_one_line_and_leave_nothing(
@@ -171,7 +190,7 @@ def test_errors_are_one_line_and_leave_nothing(
     assert sorted(job.iterdir()) == before
 
 
-COMMANDS = ("demo", "meta-fit", "prune", "pareto", "finetune", "evaluate", "inspect")
+COMMANDS = ("demo", "meta-fit", "prune", "pareto", "finetune", "evaluate", "inspect", "export")
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
