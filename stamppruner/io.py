@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 import stat
@@ -24,12 +25,21 @@ from safetensors.torch import load as _load
 from safetensors.torch import save as _save
 from torch import Tensor
 
-from stamppruner.errors import CheckpointError
+from stamppruner.errors import CheckpointError, shown
 
-MAX_HEADER_BYTES = 100_000_000
-"""Longest header that safetensors readers accept."""
+MAX_HEADER_BYTES = 2**25
+"""Longest header that is written and read; other safetensors readers accept 100 MB."""
+
+_MAX_VALUES = 2**21
+"""Most values in one piece of JSON: each takes up to 30 times the memory of its text."""
 
 _DIGEST = "stamppruner.sha256"
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+_MAX_AXES, _MAX_SIZE = 64, 2**62  # what torch can hold
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header, little-endian
 
 PathLike = str | os.PathLike[str]
@@ -44,19 +54,49 @@ def parse_record(
         CheckpointError: there is none that can be read, or it is of another version.
     """
     try:
-        record = dict(json.loads(metadata[kind]))
+        record = parse_json(metadata[kind])
         found = record["version"]
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a {noun} of this package: it has no readable {kind!r} metadata"
         ) from error
-    if found != version:
+    if type(found) is not int or found != version:
         short = kind.rpartition(".")[2]
         raise CheckpointError(
-            f"{path} has {short} format version {found!r}, this package reads {version}: use the "
-            "release that wrote it"
+            f"{path} has {short} format version {shown(found)}, this package reads {version}: use "
+            "the release that wrote it"
         )
     return record
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """A JSON object that somebody else wrote.
+
+    Raises:
+        ValueError: it is none, is nested too deeply, names a key twice, or has too many values.
+    """
+    values = _most_values(text)
+    if values > _MAX_VALUES:
+        raise ValueError(f"it has {values} values, at most {_MAX_VALUES} are read")
+    try:
+        parsed = json.loads(text, object_pairs_hook=_once)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"it is {type(parsed).__name__}, not an object")
+    return parsed
+
+
+def _most_values(text: str) -> int:
+    return sum(map(text.count, ",[{"))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers disagree about keys that come twice, so a file could be two."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
 
 
 def check_writable(path: PathLike) -> None:
@@ -148,11 +188,19 @@ def write_safetensors(
     header["__metadata__"] = {**texts, _DIGEST: _digest(header, data)}
     encoded = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
-    if len(encoded) > MAX_HEADER_BYTES:
+    values = _most_values(encoded.decode())
+    if len(encoded) > MAX_HEADER_BYTES or values > _MAX_VALUES:
         raise CheckpointError(
-            f"cannot write {str(path)!r}: its header would take {len(encoded)} bytes, readers "
-            f"accept {MAX_HEADER_BYTES}; store fewer tensors or less metadata"
+            f"cannot write {str(path)!r}: its header would take {len(encoded)} bytes and {values} "
+            f"values, readers accept {MAX_HEADER_BYTES} and {_MAX_VALUES}; store fewer tensors or "
+            "less metadata"
         )
+    for name, entry in header.items():
+        if name != "__metadata__" and not _is_entry(entry):
+            raise CheckpointError(
+                f"cannot write {str(path)!r}: tensor {name!r} is {entry['dtype']} of shape "
+                f"{entry['shape']}, which could not be read again; convert it first"
+            )
 
     def write(file: BinaryIO) -> None:
         file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little"))
@@ -175,7 +223,7 @@ def read_safetensors(path: PathLike) -> tuple[dict[str, Tensor], dict[str, str]]
     length = _header_length(path, blob[:_LENGTH_BYTES], len(blob))
     start = _LENGTH_BYTES + length
     header = _parse_header(path, blob[_LENGTH_BYTES:start], len(blob) - start)
-    metadata = dict(header.get("__metadata__") or {})
+    metadata = dict(header.get("__metadata__", {}))
     digest = metadata.pop(_DIGEST, None)
     if digest is not None and digest != _digest(header, memoryview(blob)[start:]):
         raise CheckpointError(
@@ -203,7 +251,7 @@ def read_metadata(path: PathLike) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise _cannot_read(path, error) from error
     header = _parse_header(path, encoded, size - _LENGTH_BYTES - length)
-    metadata = dict(header.get("__metadata__") or {})
+    metadata = dict(header.get("__metadata__", {}))
     metadata.pop(_DIGEST, None)
     return metadata
 
@@ -259,7 +307,7 @@ def _check_content(path: PathLike, tensors: Mapping[str, Any], metadata: Mapping
     for key, value in metadata.items():
         if not (isinstance(key, str) and isinstance(value, str)):
             raise CheckpointError(
-                f"cannot write {str(path)!r}: metadata {key!r} is {type(value).__name__}; keys and "
+                f"cannot write {str(path)!r}: metadata {shown(key)} is {type(value).__name__}; keys and "
                 f"values must be text, so encode the value as JSON"
             )
     if _DIGEST in metadata or "__metadata__" in tensors:
@@ -315,20 +363,43 @@ def _header_length(path: PathLike, first: bytes, size: int) -> int:
 def _parse_header(path: PathLike, encoded: bytes, data_bytes: int) -> dict[str, Any]:
     """The header, if it has the right form and describes exactly ``data_bytes`` bytes."""
     try:
-        header = json.loads(encoded)
-        metadata = header.get("__metadata__") or {}
-        texts = all(isinstance(value, str) for value in metadata.values())
-        ends = [int(v["data_offsets"][1]) for k, v in header.items() if k != "__metadata__"]
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError) as error:
-        raise _not_safetensors(path, "its header cannot be read") from error
-    if not texts:
+        header = parse_json(encoded.decode())
+    except ValueError as error:
+        raise _not_safetensors(path, f"its header cannot be read ({_text(error)[:200]})") from error
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _not_safetensors(path, "its metadata is not text")
-    expected = max(ends, default=0)
+    spans = []
+    for name, entry in header.items():
+        if name != "__metadata__":
+            if not _is_entry(entry):
+                why = f"its header cannot be read ({shown(name)} is {shown(entry)})"
+                raise _not_safetensors(path, why)
+            spans.append((*entry["data_offsets"], name))
+    expected = 0
+    for start, end, name in sorted(spans):
+        if start != expected:
+            raise _not_safetensors(path, f"{shown(name)} starts at {start}, not at {expected}")
+        expected = end
     if expected > data_bytes:
         raise _truncated(path, f"{data_bytes} of {expected} bytes of data")
     if expected < data_bytes:
         raise _not_safetensors(path, f"{data_bytes - expected} bytes follow its data")
     return header
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this describes a tensor, and nothing else, in as many bytes as it takes."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        return False
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    numbers = isinstance(shape, list) and isinstance(offsets, list)
+    if not numbers or len(shape) > _MAX_AXES or len(offsets) != 2:
+        return False
+    if not all(type(n) is int and 0 <= n <= _MAX_SIZE for n in (*shape, *offsets)):
+        return False
+    bits = _BITS.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    return bits is not None and math.prod(shape) * bits == 8 * (offsets[1] - offsets[0])
 
 
 def _cannot_write(path: PathLike, error: Exception) -> CheckpointError:

@@ -217,6 +217,7 @@ def test_other_programs_read_and_write_the_same_files(saved, tmp_path):
         ({}, {"seed": 3}, "metadata 'seed' is int; .*JSON"),
         ({"__metadata__": torch.ones(1)}, {}, "reserved"),
         ({}, {"k": "\ud800"}, "cannot store"),
+        ({"a": torch.ones(2).to(torch.float8_e8m0fnu)}, {}, "'a' is F8_E8M0.*convert"),
     ],
 )
 def test_unstorable_content(tmp_path, tensors, metadata, reason):
@@ -281,7 +282,7 @@ def test_every_flipped_bit_is_refused_or_harmless(saved):
         (b"", "cut short .0 bytes"),
         (b"PK\x03\x04" + bytes(100), "cut short|header would take"),
         (b"\xff" * 100, "header would take"),
-        ((io.MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}", "at most 100000000 are allowed"),
+        ((io.MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}", f"at most {io.MAX_HEADER_BYTES} are"),
         ((2).to_bytes(8, "little") + b"[]", "header cannot be read"),
         ((4).to_bytes(8, "little") + b"null", "header cannot be read"),
         ((7).to_bytes(8, "little") + b'{"a":1}', "header cannot be read"),
