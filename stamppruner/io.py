@@ -27,11 +27,12 @@ from torch import Tensor
 
 from stamppruner.errors import CheckpointError, shown
 
-MAX_HEADER_BYTES = 2**25
+MAX_HEADER_BYTES = 2**24
 """Longest header that is written and read; other safetensors readers accept 100 MB."""
 
-_MAX_VALUES = 2**21
-"""Most values in one piece of JSON: each takes up to 30 times the memory of its text."""
+_MAX_VALUES, _MAX_TENSORS, _MAX_TEXTS = 2**19, 2**16, 2**10
+"""Most values in one piece of JSON (each takes up to 30 times the memory of its text), tensors in a
+file, and entries of its metadata: what can be read in a second."""
 
 _DIGEST = "stamppruner.sha256"
 _BITS = {
@@ -39,6 +40,7 @@ _BITS = {
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
     "U64": 64, "I64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
+_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MAX_AXES, _MAX_SIZE = 64, 2**62  # what torch can hold
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header, little-endian
 
@@ -75,7 +77,7 @@ def parse_json(text: str) -> dict[str, Any]:
     Raises:
         ValueError: it is none, is nested too deeply, names a key twice, or has too many values.
     """
-    values = _most_values(text)
+    values = sum(map(text.count, ",[{"))  # at most, as some are within texts
     if values > _MAX_VALUES:
         raise ValueError(f"it has {values} values, at most {_MAX_VALUES} are read")
     try:
@@ -85,10 +87,6 @@ def parse_json(text: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ValueError(f"it is {type(parsed).__name__}, not an object")
     return parsed
-
-
-def _most_values(text: str) -> int:
-    return sum(map(text.count, ",[{"))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -188,19 +186,18 @@ def write_safetensors(
     header["__metadata__"] = {**texts, _DIGEST: _digest(header, data)}
     encoded = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
-    values = _most_values(encoded.decode())
-    if len(encoded) > MAX_HEADER_BYTES or values > _MAX_VALUES:
+    if len(encoded) > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"cannot write {str(path)!r}: its header would take {len(encoded)} bytes and {values} "
-            f"values, readers accept {MAX_HEADER_BYTES} and {_MAX_VALUES}; store fewer tensors or "
-            "less metadata"
+            f"cannot write {str(path)!r}: its header would take {len(encoded)} bytes, readers "
+            f"accept {MAX_HEADER_BYTES}; store fewer tensors or less metadata"
         )
-    for name, entry in header.items():
-        if name != "__metadata__" and not _is_entry(entry):
-            raise CheckpointError(
-                f"cannot write {str(path)!r}: tensor {name!r} is {entry['dtype']} of shape "
-                f"{entry['shape']}, which could not be read again; convert it first"
-            )
+    try:
+        _checked_header(encoded)
+    except ValueError as error:
+        raise CheckpointError(
+            f"cannot write {str(path)!r}, for it could not be read again: {error}; convert the "
+            "tensors to a standard dtype, store fewer, or less metadata"
+        ) from error
 
     def write(file: BinaryIO) -> None:
         file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little"))
@@ -256,6 +253,11 @@ def read_metadata(path: PathLike) -> dict[str, str]:
     return metadata
 
 
+def same_kind(a: torch.dtype, b: torch.dtype) -> bool:
+    """Whether numbers of one dtype may stand for those of another: real ones of any precision."""
+    return a == b or (a in _REAL and b in _REAL)
+
+
 def _target(path: PathLike) -> Path:
     """The file behind ``path``, links followed, if something can be written there."""
     try:
@@ -307,8 +309,8 @@ def _check_content(path: PathLike, tensors: Mapping[str, Any], metadata: Mapping
     for key, value in metadata.items():
         if not (isinstance(key, str) and isinstance(value, str)):
             raise CheckpointError(
-                f"cannot write {str(path)!r}: metadata {shown(key)} is {type(value).__name__}; keys and "
-                f"values must be text, so encode the value as JSON"
+                f"cannot write {str(path)!r}: metadata {shown(key)} is {type(value).__name__}; "
+                f"keys and values must be text, so encode the value as JSON"
             )
     if _DIGEST in metadata or "__metadata__" in tensors:
         raise CheckpointError(
@@ -363,29 +365,44 @@ def _header_length(path: PathLike, first: bytes, size: int) -> int:
 def _parse_header(path: PathLike, encoded: bytes, data_bytes: int) -> dict[str, Any]:
     """The header, if it has the right form and describes exactly ``data_bytes`` bytes."""
     try:
-        header = parse_json(encoded.decode())
+        header, expected = _checked_header(encoded)
     except ValueError as error:
-        raise _not_safetensors(path, f"its header cannot be read ({_text(error)[:200]})") from error
-    metadata = header.get("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise _not_safetensors(path, "its metadata is not text")
-    spans = []
-    for name, entry in header.items():
-        if name != "__metadata__":
-            if not _is_entry(entry):
-                why = f"its header cannot be read ({shown(name)} is {shown(entry)})"
-                raise _not_safetensors(path, why)
-            spans.append((*entry["data_offsets"], name))
-    expected = 0
-    for start, end, name in sorted(spans):
-        if start != expected:
-            raise _not_safetensors(path, f"{shown(name)} starts at {start}, not at {expected}")
-        expected = end
+        raise _not_safetensors(path, _text(error)) from error
     if expected > data_bytes:
         raise _truncated(path, f"{data_bytes} of {expected} bytes of data")
     if expected < data_bytes:
         raise _not_safetensors(path, f"{data_bytes - expected} bytes follow its data")
     return header
+
+
+def _checked_header(encoded: bytes) -> tuple[dict[str, Any], int]:
+    """A header, and how many bytes of data it describes, one tensor behind the other.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    try:
+        header = parse_json(encoded.decode())
+    except ValueError as error:
+        raise ValueError(f"its header cannot be read ({_text(error)[:200]})") from error
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("its metadata is not text")
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    if len(tensors) > _MAX_TENSORS or len(metadata) > _MAX_TEXTS:
+        raise ValueError(
+            f"it has {len(tensors)} tensors and {len(metadata)} entries of metadata, at most "
+            f"{_MAX_TENSORS} and {_MAX_TEXTS} are read"
+        )
+    for name, entry in tensors.items():
+        if not _is_entry(entry):
+            raise ValueError(f"its header cannot be read ({shown(name)} is {shown(entry)})")
+    end = 0
+    for first, last in sorted(tuple(entry["data_offsets"]) for entry in tensors.values()):
+        if first != end:
+            raise ValueError(f"a tensor starts at {first}, where {end} is expected")
+        end = last
+    return header, end
 
 
 def _is_entry(entry: Any) -> bool:
