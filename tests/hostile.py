@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import random
@@ -16,7 +15,7 @@ from stamppruner import io
 
 CODE = "import builtins;builtins\\x2ehostile_code_ran=1"  # no dots: these part names
 DEEP: list[Any] = []
-for _ in range(500):
+for _ in range(400):
     DEEP = [DEEP]
 
 TEXTS = (
@@ -51,8 +50,8 @@ def unpack(blob: bytes) -> tuple[dict[str, Any], bytes]:
 def packed(header: Any, data: bytes, *, digest: bool = False) -> bytes:
     """A file; with a digest that is right, so that whatever it holds is read."""
     if digest and isinstance(header, dict) and isinstance(header.get("__metadata__", {}), dict):
-        header = copy.deepcopy(header)
-        header.setdefault("__metadata__", {})[io._DIGEST] = io._digest(header, memoryview(data))
+        known = {io._DIGEST: io._digest(header, memoryview(data))}
+        header = header | {"__metadata__": header.get("__metadata__", {}) | known}
     text = encoded(header)
     return len(text).to_bytes(8, "little") + text + data
 
@@ -75,7 +74,7 @@ def mutated(value: Any, draw: random.Random) -> Any:
     elif kind == 1 and isinstance(owner, dict):
         owner[draw.choice(TEXTS)] = owner.pop(key)
     elif kind == 2 and isinstance(owner, list):
-        owner.append(copy.deepcopy(old))
+        owner.append(json.loads(json.dumps(old)))
     elif kind == 3 and isinstance(old, int):
         owner[key] = draw.choice((old + 1, old - 1, 2 * old, -old, float(old), str(old), [old]))
     elif kind == 4:
