@@ -19,19 +19,21 @@ for _ in range(400):
     DEEP = [DEEP]
 
 TEXTS = (
-    "", "x" * 5000, "../../outside", "/etc/passwd", "a\0b", "C:\\x", "..", ".", "\x1b[2J", "é", "\ud800",
-    "__class__", "__dict__", "__init__", "weight.data", "weight", "forward", "training", "T_destination",
+    "", "x" * 5000, "../../outside", "/etc/passwd", "a\0b", "C:\\x", "..", "\x1b[2J", "é", "\ud800",
+    "__class__", "__dict__", "__init__", "weight.data", "weight", "forward", "training", ".",
+    "T_destination",
     "_parameters", "_modules", "_buffers", "state_dict", "class", "None", "stamppruner.sha256",
     "1.__class__", "1.forward", "1._is_full_backward_hook", "1.body", "1.body.0.1.momentum",
-    f'x") or exec("{CODE}") or ("', f'1.x" if exec("{CODE}") else "body', f"__import__('os');{CODE}",
+    f'x") or exec("{CODE}") or ("', f'1.x" if exec("{CODE}") else "body',
+    f"__import__('os');{CODE}",
 )  # fmt: skip
 NUMBERS = (
     -1, 0, 1, 2, 3, 7, 2**14, 2**24 - 1, 2**31, 2**53, 2**63, 2**64, 10**400, 0.5, -0.0, 1e308,
     math.nan, math.inf, -math.inf,
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
-    *TEXTS, *NUMBERS, None, True, False, [], {}, [[]], [None], {"": 0}, DEEP, [0] * 5000, [2**40] * 2,
-    {"name": "x"}, {"version": 1},
+    *TEXTS, *NUMBERS, None, True, False, [], {}, [[]], [None], {"": 0}, DEEP, [0] * 5000,
+    [2**40] * 2, {"name": "x"}, {"version": 1},
 )  # fmt: skip
 
 

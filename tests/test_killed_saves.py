@@ -1,4 +1,4 @@
-"""Killing a save leaves the old file or the new one, whole, and at most one stray temporary file."""
+"""Killing a save leaves the old file or the new one, whole, and at most one stray file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def saves(n, started):
     os.write(started, b"1")
     if moment == "half":  # a part of the bytes is written
         inner = io.atomic_write
-        io.atomic_write = lambda p, write: inner(p, lambda file: (file.write(b"half"), file.flush(), die()))
+        half = lambda file: (file.write(b"half"), file.flush(), die())
+        io.atomic_write = lambda path, write: inner(path, half)
     elif moment != "random":
         setattr(os, moment, die)
     for number in range(n, n + 1000):  # it never comes to the end
