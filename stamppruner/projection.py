@@ -13,7 +13,6 @@ Each layer carries its entry as an attribute, so the record is read off the mode
 from __future__ import annotations
 
 import copy
-import keyword
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch import nn
 
 from stamppruner.errors import CheckpointError, UnsupportedModelError, shown
 from stamppruner.layers import first_floating
-from stamppruner.splice import Place, SpliceError, splice
+from stamppruner.splice import Place, SpliceError, residual_sums, splice
 
 Entry = dict[str, Any]
 
@@ -66,8 +65,6 @@ def apply_(model: nn.Module, record: Iterable[Mapping[str, Any]]) -> nn.Module:
         if hasattr(block._modules.get(leaf), _MARK):
             continue
         if "sum" in checked:
-            if leaf in dir(type(block)):
-                raise _misfit(checked["name"], f"{type(block).__name__} has {leaf!r} already")
             sums.setdefault(parent, []).append(checked)
         elif is_identity(block, leaf):
             set_attribute_(block, leaf, new_layer(block, checked))
@@ -76,6 +73,9 @@ def apply_(model: nn.Module, record: Iterable[Mapping[str, Any]]) -> nn.Module:
     for parent, entries in sums.items():
         block = _block(model, parent, entries[0]["name"])
         try:
+            shortcuts = residual_sums(block).items()
+            if wrong := [e["name"] for e in entries if place(e) not in shortcuts]:
+                raise _misfit(wrong[0], "its sum has no shortcut on that side")
             spliced = splice(block, {place(e): inserted(block, e) for e in entries})
         except SpliceError as error:
             raise _misfit(entries[0]["name"], str(error)) from error
@@ -228,17 +228,12 @@ def _checked(entry: Any) -> Entry:
     spliced = entry.keys() == {"name", "layer", "width", "sum", "side"}
     right = entry.get("layer") in _LAYERS and whole("width", 1, _MAX_WIDTH)
     if spliced:
-        leaf = entry["name"].rpartition(".")[2]
-        right &= whole("sum", 0, _MAX_SUM) and whole("side", 0, 1) and _is_new_name(leaf)
+        right &= whole("sum", 0, _MAX_SUM) and whole("side", 0, 1)
+        # Nothing else: torch.fx writes the name into code without quoting it.
+        right &= entry["name"].rpartition(".")[2] == f"shortcut_{entry['sum']}"
     if not right or not (spliced or entry.keys() == {"name", "layer", "width"}):
         raise _misfit(entry["name"], f"its record is malformed ({shown(dict(entry))})")
     return dict(entry)
-
-
-def _is_new_name(name: str) -> bool:
-    """Whether a name may be written into code, as torch.fx does without quoting it."""
-    plain = name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
-    return plain and not name.startswith("_") and name not in _OF_ANY_MODULE
 
 
 def _misfit(name: str, why: str) -> UnsupportedModelError:

@@ -16,7 +16,7 @@ from stamppruner.statistics import ImageStatistics
 SHORTCUTS = ("couple", "project")
 """Values of ``STAMPPruner(shortcuts=...)``."""
 
-_MAX_PIXELS, _MAX_PLANES = 2**24, 2**12
+_MAX_PIXELS, _MAX_PLANES = 2**22, 2**12  # tracing takes what the model takes for such images
 _MAX_PATTERNS, _MAX_PATTERN = 2**12, 2**10
 _MAX_INTEGER = 2**63
 
