@@ -4,6 +4,10 @@ All derive from :class:`StampError`, so one ``except StampError`` catches them. 
 names the module or file, the value that was seen, and what to do about it.
 """
 
+from __future__ import annotations
+
+import reprlib
+
 
 class StampError(Exception):
     """Base of all errors of this package."""
@@ -47,3 +51,17 @@ class MissingExtraError(StampError):
 
 class ExportError(StampError):
     """A model cannot be exported, or its exported form computes something else."""
+
+
+def shown(value: object, length: int = 120) -> str:
+    """The value as text for a message: on one line, cut short, and safe to print.
+
+    Example:
+        >>> shown("a" * 10_000, 12)
+        "'aaa...aaaa'"
+    """
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = length
+    short.maxlevel, short.maxdict, short.maxlist = 3, 8, 8
+    text = short.repr(value)
+    return text if len(text) <= 4 * length else f"{text[: 4 * length]}..."

@@ -12,13 +12,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
-from stamppruner.errors import CheckpointError, StampError
+from stamppruner.errors import CheckpointError, StampError, shown
 from stamppruner.models import VGG, ResNet
 from stamppruner.named import blank_model, fresh_model, resnet_arguments, vgg_arguments
 from stamppruner.projection import apply_, projections
 
 _SIMPLE = (int, float, bool, str, type(None))
+
+_MOST_LAYERS = 2**10
+_LARGEST = {
+    "num_classes": 2**17,
+    "in_chans": 2**12,
+    "in_channels": 2**12,
+    "widths": 2**16,
+    "blocks": _MOST_LAYERS,
+}
+"""Arguments that files may have, and the largest number in each."""
 
 _HEADS = (nn.Linear, nn.Conv2d)
 
@@ -78,9 +89,22 @@ class Factory:
         name, arguments = (
             (record.get("name"), record.get("arguments")) if isinstance(record, dict) else (None, 0)
         )
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            raise CheckpointError(f"{path}: its factory is {record!r}: the file is damaged")
+        if not isinstance(name, str) or not isinstance(arguments, dict) or not _modest(arguments):
+            raise CheckpointError(f"{path}: its factory is {shown(record)}: the file is damaged")
         return cls(name, arguments)
+
+
+def _modest(arguments: Mapping[str, Any]) -> bool:
+    """Whether arguments of a file are those that are written, and make nothing too large."""
+    leaves = {key: tree_leaves(value) for key, value in arguments.items()}
+    flat = [leaf for own in leaves.values() for leaf in own]
+    return (
+        leaves.keys() <= _LARGEST.keys()
+        and len(flat) <= _MOST_LAYERS
+        and all(type(leaf) is int and leaf > 0 for leaf in flat)
+        and all(max(own, default=1) <= _LARGEST[key] for key, own in leaves.items())
+        and sum(leaves.get("blocks", [])) <= _MOST_LAYERS
+    )
 
 
 @dataclass(frozen=True)

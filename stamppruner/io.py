@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 import stat
@@ -24,12 +25,23 @@ from safetensors.torch import load as _load
 from safetensors.torch import save as _save
 from torch import Tensor
 
-from stamppruner.errors import CheckpointError
+from stamppruner.errors import CheckpointError, shown
 
-MAX_HEADER_BYTES = 100_000_000
-"""Longest header that safetensors readers accept."""
+MAX_HEADER_BYTES = 2**24
+"""Longest header that is written and read; other safetensors readers accept 100 MB."""
+
+_MAX_VALUES, _MAX_TENSORS, _MAX_TEXTS = 2**19, 2**16, 2**10
+"""Most values in one piece of JSON (each takes up to 30 times the memory of its text), tensors in a
+file, and entries of its metadata: what can be read in a second."""
 
 _DIGEST = "stamppruner.sha256"
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MAX_AXES, _MAX_SIZE = 64, 2**62  # what torch can hold
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header, little-endian
 
 PathLike = str | os.PathLike[str]
@@ -44,19 +56,45 @@ def parse_record(
         CheckpointError: there is none that can be read, or it is of another version.
     """
     try:
-        record = dict(json.loads(metadata[kind]))
+        record = parse_json(metadata[kind])
         found = record["version"]
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a {noun} of this package: it has no readable {kind!r} metadata"
         ) from error
-    if found != version:
+    if type(found) is not int or found != version:
         short = kind.rpartition(".")[2]
         raise CheckpointError(
-            f"{path} has {short} format version {found!r}, this package reads {version}: use the "
-            "release that wrote it"
+            f"{path} has {short} format version {shown(found)}, this package reads {version}: use "
+            "the release that wrote it"
         )
     return record
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """A JSON object that somebody else wrote.
+
+    Raises:
+        ValueError: it is none, is nested too deeply, names a key twice, or has too many values.
+    """
+    values = sum(map(text.count, ",[{"))  # at most, as some are within texts
+    if values > _MAX_VALUES:
+        raise ValueError(f"it has {values} values, at most {_MAX_VALUES} are read")
+    try:
+        parsed = json.loads(text, object_pairs_hook=_once)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"it is {type(parsed).__name__}, not an object")
+    return parsed
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers disagree about keys that come twice, so a file could be two."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
 
 
 def check_writable(path: PathLike) -> None:
@@ -153,6 +191,13 @@ def write_safetensors(
             f"cannot write {str(path)!r}: its header would take {len(encoded)} bytes, readers "
             f"accept {MAX_HEADER_BYTES}; store fewer tensors or less metadata"
         )
+    try:
+        _checked_header(encoded)
+    except ValueError as error:
+        raise CheckpointError(
+            f"cannot write {str(path)!r}, for it could not be read again: {error}; convert the "
+            "tensors to a standard dtype, store fewer, or less metadata"
+        ) from error
 
     def write(file: BinaryIO) -> None:
         file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little"))
@@ -175,7 +220,7 @@ def read_safetensors(path: PathLike) -> tuple[dict[str, Tensor], dict[str, str]]
     length = _header_length(path, blob[:_LENGTH_BYTES], len(blob))
     start = _LENGTH_BYTES + length
     header = _parse_header(path, blob[_LENGTH_BYTES:start], len(blob) - start)
-    metadata = dict(header.get("__metadata__") or {})
+    metadata = dict(header.get("__metadata__", {}))
     digest = metadata.pop(_DIGEST, None)
     if digest is not None and digest != _digest(header, memoryview(blob)[start:]):
         raise CheckpointError(
@@ -203,9 +248,14 @@ def read_metadata(path: PathLike) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise _cannot_read(path, error) from error
     header = _parse_header(path, encoded, size - _LENGTH_BYTES - length)
-    metadata = dict(header.get("__metadata__") or {})
+    metadata = dict(header.get("__metadata__", {}))
     metadata.pop(_DIGEST, None)
     return metadata
+
+
+def same_kind(a: torch.dtype, b: torch.dtype) -> bool:
+    """Whether numbers of one dtype may stand for those of another: real ones of any precision."""
+    return a == b or (a in _REAL and b in _REAL)
 
 
 def _target(path: PathLike) -> Path:
@@ -259,8 +309,8 @@ def _check_content(path: PathLike, tensors: Mapping[str, Any], metadata: Mapping
     for key, value in metadata.items():
         if not (isinstance(key, str) and isinstance(value, str)):
             raise CheckpointError(
-                f"cannot write {str(path)!r}: metadata {key!r} is {type(value).__name__}; keys and "
-                f"values must be text, so encode the value as JSON"
+                f"cannot write {str(path)!r}: metadata {shown(key)} is {type(value).__name__}; "
+                f"keys and values must be text, so encode the value as JSON"
             )
     if _DIGEST in metadata or "__metadata__" in tensors:
         raise CheckpointError(
@@ -315,20 +365,58 @@ def _header_length(path: PathLike, first: bytes, size: int) -> int:
 def _parse_header(path: PathLike, encoded: bytes, data_bytes: int) -> dict[str, Any]:
     """The header, if it has the right form and describes exactly ``data_bytes`` bytes."""
     try:
-        header = json.loads(encoded)
-        metadata = header.get("__metadata__") or {}
-        texts = all(isinstance(value, str) for value in metadata.values())
-        ends = [int(v["data_offsets"][1]) for k, v in header.items() if k != "__metadata__"]
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError) as error:
-        raise _not_safetensors(path, "its header cannot be read") from error
-    if not texts:
-        raise _not_safetensors(path, "its metadata is not text")
-    expected = max(ends, default=0)
+        header, expected = _checked_header(encoded)
+    except ValueError as error:
+        raise _not_safetensors(path, _text(error)) from error
     if expected > data_bytes:
         raise _truncated(path, f"{data_bytes} of {expected} bytes of data")
     if expected < data_bytes:
         raise _not_safetensors(path, f"{data_bytes - expected} bytes follow its data")
     return header
+
+
+def _checked_header(encoded: bytes) -> tuple[dict[str, Any], int]:
+    """A header, and how many bytes of data it describes, one tensor behind the other.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    try:
+        header = parse_json(encoded.decode())
+    except ValueError as error:
+        raise ValueError(f"its header cannot be read ({_text(error)[:200]})") from error
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("its metadata is not text")
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    if len(tensors) > _MAX_TENSORS or len(metadata) > _MAX_TEXTS:
+        raise ValueError(
+            f"it has {len(tensors)} tensors and {len(metadata)} entries of metadata, at most "
+            f"{_MAX_TENSORS} and {_MAX_TEXTS} are read"
+        )
+    for name, entry in tensors.items():
+        if not _is_entry(entry):
+            raise ValueError(f"its header cannot be read ({shown(name)} is {shown(entry)})")
+    end = 0
+    for first, last in sorted(tuple(entry["data_offsets"]) for entry in tensors.values()):
+        if first != end:
+            raise ValueError(f"a tensor starts at {first}, where {end} is expected")
+        end = last
+    return header, end
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this describes a tensor, and nothing else, in as many bytes as it takes."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        return False
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    numbers = isinstance(shape, list) and isinstance(offsets, list)
+    if not numbers or len(shape) > _MAX_AXES or len(offsets) != 2:
+        return False
+    if not all(type(n) is int and 0 <= n <= _MAX_SIZE for n in (*shape, *offsets)):
+        return False
+    bits = _BITS.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    return bits is not None and math.prod(shape) * bits == 8 * (offsets[1] - offsets[0])
 
 
 def _cannot_write(path: PathLike, error: Exception) -> CheckpointError:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 
@@ -139,6 +140,35 @@ WIDTH_ATTRIBUTES = (
     "dim",
 )
 """Integer attributes in which layers note their own widths."""
+
+
+def written_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of a torch layer's tensors by the widths that it notes, of kernels the first two axes.
+
+    Empty for other classes, which may keep their tensors in any shape.
+    """
+    if not type(module).__module__.startswith("torch."):
+        return {}
+    if isinstance(module, _ConvNd):
+        ways = module.out_channels, module.in_channels
+        first, second = ways[::-1] if isinstance(module, _ConvTransposeNd) else ways
+        groups = module.groups if first % module.groups == second % module.groups == 0 else 0
+        inner = second // groups if groups else 0  # 0: no tensor has this shape
+        return {"weight": (first, inner), "bias": (module.out_channels,)}
+    if isinstance(module, nn.Linear):
+        ways = module.out_features, module.in_features
+        return {"weight": ways, "bias": ways[:1]}
+    if isinstance(module, _NormBase):
+        names = ("weight", "bias", "running_mean", "running_var")
+        return dict.fromkeys(names, (module.num_features,))
+    if isinstance(module, nn.GroupNorm):
+        width = module.num_channels if module.num_channels % module.num_groups == 0 else 0
+        return dict.fromkeys(("weight", "bias"), (width,))
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return dict.fromkeys(("weight", "bias"), tuple(module.normalized_shape))
+    if isinstance(module, nn.PReLU):
+        return {"weight": (module.num_parameters,)}
+    return {}
 
 
 def set_width(module: nn.Module, old: int, new: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tqdm import tqdm
-
 Tick = Callable[[], object]
 """Called once a step."""
 
@@ -20,5 +18,7 @@ def bar(
     delay: float = 0.0,
 ) -> Any:
     """A tqdm bar, drawn only if ``shown`` and the output is a terminal, after ``delay`` seconds."""
+    from tqdm import tqdm  # late, so that slim files load without it
+
     disable = None if shown else True
     return tqdm(iterable, desc=description, total=total, disable=disable, leave=False, delay=delay)

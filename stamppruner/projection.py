@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from stamppruner.errors import CheckpointError, UnsupportedModelError
+from stamppruner.errors import CheckpointError, UnsupportedModelError, shown
 from stamppruner.layers import first_floating
-from stamppruner.splice import Place, SpliceError, splice
+from stamppruner.splice import Place, SpliceError, residual_sums, splice
 
 Entry = dict[str, Any]
 
@@ -29,6 +29,10 @@ _LAYERS = ("Conv1d", "Conv2d", "Conv3d", "Linear")
 _MARK = "projected_shortcut"
 _MAX_WIDTH = 2**14
 _MAX_SUM = 2**16
+_MAX_ENTRIES = 2**12
+_MAX_GROWTH = 4
+_ALWAYS_ALLOWED = 2**20
+_OF_ANY_MODULE = frozenset(dir(nn.Module())) | frozenset(dir(torch.fx.GraphModule))
 
 
 def projections(model: nn.Module) -> list[Entry]:
@@ -55,11 +59,10 @@ def apply_projections(model: nn.Module, record: Iterable[Mapping[str, Any]]) -> 
 def apply_(model: nn.Module, record: Iterable[Mapping[str, Any]]) -> nn.Module:
     """As :func:`apply_projections`, in place; the result is another module if the root changes."""
     sums: dict[str, list[Entry]] = {}
-    for entry in list(record):
-        checked = _checked(entry)
+    for checked in checked_record(record):
         parent, _, leaf = checked["name"].rpartition(".")
         block = _block(model, parent, checked["name"])
-        if hasattr(getattr(block, leaf, None), _MARK):
+        if hasattr(block._modules.get(leaf), _MARK):
             continue
         if "sum" in checked:
             sums.setdefault(parent, []).append(checked)
@@ -70,6 +73,9 @@ def apply_(model: nn.Module, record: Iterable[Mapping[str, Any]]) -> nn.Module:
     for parent, entries in sums.items():
         block = _block(model, parent, entries[0]["name"])
         try:
+            shortcuts = residual_sums(block).items()
+            if wrong := [e["name"] for e in entries if place(e) not in shortcuts]:
+                raise _misfit(wrong[0], "its sum has no shortcut on that side")
             spliced = splice(block, {place(e): inserted(block, e) for e in entries})
         except SpliceError as error:
             raise _misfit(entries[0]["name"], str(error)) from error
@@ -78,17 +84,53 @@ def apply_(model: nn.Module, record: Iterable[Mapping[str, Any]]) -> nn.Module:
 
 
 def replay_(model: nn.Module, record: Any, path: object) -> nn.Module:
-    """As :func:`apply_`, for the record of a file.
+    """As :func:`apply_`, for the record of a file, which is trusted in nothing.
 
     Raises:
-        CheckpointError: the record is damaged or does not fit the model.
+        CheckpointError: the record is damaged, does not fit the model, or asks for layers that are
+            out of proportion to it.
     """
     try:
         if not isinstance(record, list):
-            raise UnsupportedModelError(f"projected shortcuts are {record!r}, not a list")
+            raise UnsupportedModelError(f"projected shortcuts are {shown(record)}, not a list")
+        _check_size(model, checked_record(record))
         return apply_(model, record)
     except UnsupportedModelError as error:
         raise CheckpointError(f"{path} is damaged or of another model: {error}") from error
+
+
+def checked_record(record: Iterable[Any]) -> list[Entry]:
+    """The entries of a record, if all have the right form and no two are one.
+
+    Raises:
+        UnsupportedModelError: an entry is malformed; it is named.
+    """
+    entries = [_checked(entry) for entry in record]
+    if len(entries) > _MAX_ENTRIES:
+        raise UnsupportedModelError(
+            f"{len(entries)} projected shortcuts: at most {_MAX_ENTRIES} are taken"
+        )
+    seen: set[object] = set()
+    for entry in entries:
+        block = entry["name"].rpartition(".")[0]
+        places = {entry["name"], (block, *place(entry)) if "sum" in entry else entry["name"]}
+        if places & seen:
+            raise _misfit(entry["name"], "its record has its name or place twice")
+        seen |= places
+    return entries
+
+
+def _check_size(model: nn.Module, entries: Iterable[Entry]) -> None:
+    """Raise before layers are made that take far more memory than the model does."""
+    allowed = _MAX_GROWTH * sum(p.numel() for p in model.parameters()) + _ALWAYS_ALLOWED
+    for entry in entries:
+        allowed -= entry["width"] ** 2
+        if allowed < 0:
+            raise _misfit(
+                entry["name"],
+                f"up to its width, {entry['width']}, the layers of the record take over "
+                f"{_MAX_GROWTH} times the parameters of the model",
+            )
 
 
 def without_projections(model: nn.Module) -> nn.Module:
@@ -128,8 +170,13 @@ def inserted(block: nn.Module, entry: Mapping[str, Any]) -> tuple[str, nn.Module
 
 
 def is_identity(block: nn.Module, name: str) -> bool:
-    """Whether an attribute of a block stands for no operation."""
-    if name not in block.__dict__ and name not in block._modules:
+    """Whether an attribute of a block stands for no operation.
+
+    What every module has, and options of layers that hold no others (``momentum=None``), do not.
+    """
+    if name not in block._modules and (
+        name not in block.__dict__ or name in _OF_ANY_MODULE or not block._modules
+    ):
         return False
     value = getattr(block, name)
     empty = isinstance(value, nn.Sequential) and len(value) == 0
@@ -155,10 +202,13 @@ def replace_(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 
 
 def _block(model: nn.Module, parent: str, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(parent)
-    except AttributeError as error:
-        raise _misfit(name, f"the model has no module {parent!r}") from error
+    """The module of that name; only children are looked at, no other attributes."""
+    block: nn.Module | None = model
+    for part in parent.split(".") if parent else ():
+        block = block._modules.get(part) if block is not None else None
+    if block is None:
+        raise _misfit(name, f"the model has no module {shown(parent)}")
+    return block
 
 
 def _checked(entry: Any) -> Entry:
@@ -168,7 +218,9 @@ def _checked(entry: Any) -> Entry:
         or not isinstance(entry.get("name"), str)
         or not entry["name"]
     ):
-        raise UnsupportedModelError(f"an entry of the projected shortcuts has no name: {entry!r}")
+        raise UnsupportedModelError(
+            f"an entry of the projected shortcuts has no name: {shown(entry)}"
+        )
 
     def whole(key: str, low: int, high: int) -> bool:
         return type(value := entry.get(key)) is int and low <= value <= high
@@ -177,13 +229,15 @@ def _checked(entry: Any) -> Entry:
     right = entry.get("layer") in _LAYERS and whole("width", 1, _MAX_WIDTH)
     if spliced:
         right &= whole("sum", 0, _MAX_SUM) and whole("side", 0, 1)
+        # Nothing else: torch.fx writes the name into code without quoting it.
+        right &= entry["name"].rpartition(".")[2] == f"shortcut_{entry['sum']}"
     if not right or not (spliced or entry.keys() == {"name", "layer", "width"}):
-        raise _misfit(entry["name"], f"its record is malformed ({dict(entry)!r})")
+        raise _misfit(entry["name"], f"its record is malformed ({shown(dict(entry))})")
     return dict(entry)
 
 
 def _misfit(name: str, why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"the projected shortcut {name!r} does not fit: {why}. Pass the model class (and code "
+        f"the projected shortcut {shown(name)} does not fit: {why}. Pass the model class (and code "
         "version) that was projected"
     )

@@ -36,6 +36,7 @@ from stamppruner.pareto import AfterCut, Pareto, as_budgets
 from stamppruner.posteriors import BetaBernoulli, Posterior
 from stamppruner.progress import bar
 from stamppruner.projection import projections, replay_
+from stamppruner.pruner_record import SHORTCUTS, Saved
 from stamppruner.result import PruneResult, check_prunable, finish
 from stamppruner.scoring import NotMetaFittedWarning as NotMetaFittedWarning
 from stamppruner.scoring import Origin, Scoring, image_shape, score
@@ -48,9 +49,6 @@ from stamppruner.trace import trace_channels
 from stamppruner.warmstart import keep_by_rank, task_scores, warm_start_on_tasks
 
 logger = logging.getLogger(__name__)
-
-SHORTCUTS = ("couple", "project")
-"""Values of ``STAMPPruner(shortcuts=...)``."""
 
 _WARM_TASKS = 16
 """Reference tasks whose scores pi starts from, and whose masks W is trained under."""
@@ -346,32 +344,33 @@ class STAMPPruner:
                 what differs.
         """
         tensors, record = pruner_file.read(path)
-        try:
-            shape, groups = [int(n) for n in record["image_shape"]], record["groups"]
-            config = STAMPConfig.from_dict(record["config"])
-            protect, history = tuple(record["protect"]), History(list(record["history"]))
-            meta_fitted = bool(record["meta_fitted"])
-            shortcuts, coupled = record.get("shortcuts", "couple"), dict(record.get("coupled", {}))
-            seen = ImageStatistics.from_json(record.get("image_statistics"))
-            if shortcuts not in SHORTCUTS:
-                raise ValueError(f"shortcuts={shortcuts!r}")
-        except (KeyError, ValueError, TypeError, ConfigError) as error:
-            raise CheckpointError(f"{path}: its record is damaged ({error!r})") from error
+        saved = Saved.of(record, path)
         if model is None:
             own = pruner_file.made(record, path)
         else:
             own = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-        own = replay_(own, record.get("projections", []), path)
+        own = replay_(own, saved.projections, path)
         pruner_file.load_part_(own, "model", tensors, path)
-        example = torch.zeros(1, *shape)
-        pruner = cls(
-            own, example, config=config, posterior=posterior, encoder=encoder, protect=protect
-        )
-        pruner_file.check_groups(pruner.graph, groups, path)
-        for part, module in pruner._parts().items():
+        example = torch.zeros(1, *saved.image_shape)
+        try:
+            pruner = cls(
+                own,
+                example,
+                config=saved.config,
+                posterior=posterior,
+                encoder=encoder,
+                protect=saved.protect,
+            )
+        except StampError as error:
+            raise CheckpointError(f"{path} does not fit the model: {error}") from error
+        pruner_file.check_groups(pruner.graph, saved.groups, path)
+        parts = pruner._parts()
+        pruner_file.check_parts(parts, tensors, path)
+        for part, module in parts.items():
             pruner_file.load_part_(module, part, tensors, path)
-        pruner.history, pruner.meta_fitted = history, meta_fitted
-        pruner.shortcuts, pruner._coupled, pruner._seen = shortcuts, coupled, seen
+        pruner.history, pruner.meta_fitted = saved.history, saved.meta_fitted
+        pruner.shortcuts, pruner._coupled = saved.shortcuts, saved.coupled
+        pruner._seen = saved.seen
         return pruner
 
     def _score(self, target_loader: Any) -> Scoring:

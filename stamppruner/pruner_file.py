@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor, nn
 
 from stamppruner.channels import ChannelGraph
-from stamppruner.errors import CheckpointError, ConfigError
+from stamppruner.errors import CheckpointError, ConfigError, shown
 from stamppruner.factory import Factory
-from stamppruner.io import PathLike, parse_record, read_safetensors, write_safetensors
+from stamppruner.io import (
+    PathLike,
+    parse_record,
+    read_safetensors,
+    same_kind,
+    write_safetensors,
+)
+from stamppruner.pruner_record import Saved
 
 FORMAT = "stamppruner.pruner"
 VERSION = 1
@@ -51,13 +59,10 @@ def model_in(path: PathLike) -> tuple[dict[str, Tensor], tuple[int, ...]]:
         CheckpointError: the file cannot be read, or is no pruner of a known version.
     """
     tensors, record = read(path)
-    try:
-        shape = tuple(int(n) for n in record["image_shape"])
-        added = tuple(f"model.{entry['name']}." for entry in record.get("projections", []))
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: its record is damaged ({error!r})") from error
+    saved = Saved.of(record, path)
+    added = tuple(f"model.{entry['name']}." for entry in saved.projections)
     own = {n: t for n, t in tensors.items() if n.startswith("model.") and not n.startswith(added)}
-    return {name.removeprefix("model."): tensor for name, tensor in own.items()}, shape
+    return {name.removeprefix("model."): tensor for name, tensor in own.items()}, saved.image_shape
 
 
 def made(record: Mapping[str, Any], path: PathLike) -> nn.Module:
@@ -77,14 +82,33 @@ def load_part_(module: nn.Module, part: str, tensors: Mapping[str, Tensor], path
     """Load one module's state in place.
 
     Raises:
-        CheckpointError: names or shapes differ; all are listed.
+        CheckpointError: names, shapes or kinds of number differ; the first are listed.
     """
     prefix = part + "."
     state = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    own = module.state_dict()
+    other = [n for n, t in state.items() if n in own and not same_kind(t.dtype, own[n].dtype)]
+    if other:
+        raise CheckpointError(
+            f"{path} does not fit the {part}: {other[0]!r} is {state[other[0]].dtype} in the file "
+            f"and {own[other[0]].dtype} in the {part}"
+        )
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit the {part}: {error}") from error
+        raise CheckpointError(f"{path} does not fit the {part}: {str(error)[:4000]}") from error
+
+
+def check_parts(
+    parts: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: PathLike
+) -> None:
+    """Raise CheckpointError if the file has tensors of other parts than these."""
+    strange = sorted(name for name in tensors if name.partition(".")[0] not in parts)
+    if strange:
+        raise CheckpointError(
+            f"{path}: tensor {shown(strange[0])} is of no part of a pruner ({', '.join(parts)}): "
+            "the file is damaged"
+        )
 
 
 def group_record(graph: ChannelGraph) -> list[list[Any]]:
@@ -92,13 +116,13 @@ def group_record(graph: ChannelGraph) -> list[list[Any]]:
     return [[group.name, group.size, group.blocks] for group in graph.groups]
 
 
-def check_groups(graph: ChannelGraph, saved: Any, path: PathLike) -> None:
+def check_groups(graph: ChannelGraph, saved: list[Any], path: PathLike) -> None:
     """Raise CheckpointError, naming the first group that differs, unless the groups are equal."""
     groups = group_record(graph)
     if groups == saved:
         return
-    changed = [g for g in saved if g not in groups] or [g for g in groups if g not in saved]
+    was, now = next(pair for pair in zip_longest(saved, groups) if pair[0] != pair[1])
     raise CheckpointError(
-        f"{path}: the model's channel groups are not those that were saved (first: "
-        f"{changed[0] if changed else 'their order'}): its code or shapes have changed since"
+        f"{path}: the model's channel groups are not those that were saved (first: {shown(now)}, "
+        f"saved: {shown(was)}): its code or shapes have changed since"
     )

@@ -101,15 +101,26 @@ def restore_(model: nn.Module, tensors: Mapping[str, Tensor], path: object) -> N
                 f"{path}: the model has no layer {owner!r}: pass the pruned class"
             )
         width = layers.output_width(module) if leaf == SCATTER else layers.input_width(module)
-        low, high = (int(places.min()), int(places.max())) if places.numel() else (-1, -1)
-        fits = places.dtype == torch.int64 and places.dim() == 1 and low >= 0
-        if not fits or (high > width if leaf == SCATTER else len(places) != width):
+        both = {f"{owner}.{other}".lstrip(".") for other in (GATHER, FILL)} <= tensors.keys()
+        if both or not _fits(places, leaf, width):
             raise CheckpointError(
                 f"{path}: the places of {owner!r} in {leaf} do not fit its width {width}: the file "
                 "is damaged"
             )
         module.register_buffer(leaf, places)
         connect_(module)
+
+
+def _fits(places: Tensor, leaf: str, width: int) -> bool:
+    """Whether places are such as :func:`rewire_` notes: all channels are there, in their order."""
+    if places.dtype != torch.int64 or places.dim() != 1 or not places.numel() or places.min() < 0:
+        return False
+    if leaf == SCATTER:
+        return int(places.max()) <= width and torch.equal(
+            places[places < width], torch.arange(width)
+        )
+    there = places if leaf == GATHER else places[places < places.max()]
+    return len(places) == width and bool((there.diff() > 0).all())
 
 
 def _note(module: nn.Module, name: str, places: IntArray) -> None:

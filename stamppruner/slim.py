@@ -14,16 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
 
-from stamppruner.errors import CheckpointError, ConfigError
+from stamppruner.errors import CheckpointError, ConfigError, shown
 from stamppruner.io import (
     PathLike,
     parse_record,
     read_metadata,
     read_safetensors,
+    same_kind,
     write_safetensors,
 )
-from stamppruner.layers import WIDTH_ATTRIBUTES
+from stamppruner.layers import WIDTH_ATTRIBUTES, written_shapes
 from stamppruner.projection import projections, replay_
 from stamppruner.rewire import is_place, restore_
 
@@ -159,13 +161,18 @@ def _check_names(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike
     missing = sorted(own.keys() - tensors.keys())
     own |= _unsaved(model)
     extra = sorted(tensors.keys() - own.keys())
-    ranks = [n for n in own.keys() & tensors.keys() if own[n].dim() != tensors[n].dim()]
+    both = [(n, own[n], tensors[n]) for n in sorted(own.keys() & tensors.keys())]
+    ranks = [n for n, a, b in both if a.dim() != b.dim()]
+    dtypes = [n for n, a, b in both if not same_kind(a.dtype, b.dtype)]
+    empty = [n for n, a, b in both if a.numel() and not b.numel()]
     problems = [
-        f"{what} {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+        f"{what} {', '.join(map(_plain, names[:5]))}{', ...' if len(names) > 5 else ''}"
         for what, names in (
             ("the file lacks", missing),
             ("the model lacks", extra),
-            ("other number of axes:", sorted(ranks)),
+            ("other number of axes:", ranks),
+            ("other kind of numbers:", dtypes),
+            ("no values in the file:", empty),
         )
         if names
     ]
@@ -176,6 +183,29 @@ def _check_names(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike
         )
 
 
+def _plain(name: str) -> str:
+    """A name of the file that is safe to print."""
+    return name if name.isprintable() and len(name) < 200 else shown(name)
+
+
+def _may_change(module: nn.Module, attribute: str, value: Any, others: Mapping[str, Any]) -> bool:
+    """Whether a cut can have changed a module's attribute to this value.
+
+    Modules without tensors are never cut: theirs are axes (``Softmax.dim``) or numbers of parts.
+    """
+    own = vars(module)
+    if own.get(attribute) == value:
+        return True
+    if attribute == _SHAPE:
+        return isinstance(own.get(_SHAPE), tuple) and len(own[_SHAPE]) == len(value)
+    tensors = (*module.parameters(False), *module.buffers(False))
+    if type(own.get(attribute)) is not int or not (tensors or parametrize.is_parametrized(module)):
+        return False
+    if attribute == "num_groups":  # of one channel each, or as many as there were
+        return own.get("num_channels") == own[attribute] and others.get("num_channels") == value
+    return True
+
+
 def _apply_widths(model: nn.Module, widths: Any, path: PathLike) -> None:
     modules = dict(model.named_modules())
     if not isinstance(widths, dict):
@@ -183,18 +213,20 @@ def _apply_widths(model: nn.Module, widths: Any, path: PathLike) -> None:
     for name, attributes in widths.items():
         if name not in modules or not isinstance(attributes, dict):
             raise CheckpointError(
-                f"{path}: the model has no module {name!r}: pass the pruned class"
+                f"{path}: the model has no module {shown(name)}: pass the pruned class"
             )
         for attribute, value in attributes.items():
             known = attribute in (*WIDTH_ATTRIBUTES, _SHAPE) and hasattr(modules[name], attribute)
             whole = isinstance(value, list) == (attribute == _SHAPE)
             sizes = value if isinstance(value, list) else [value]
-            if not (known and whole) or any(
-                type(n) is not int or not 0 < n < _MAX_WIDTH for n in sizes
+            if (
+                not (known and whole)
+                or any(type(n) is not int or not 0 < n < _MAX_WIDTH for n in sizes)
+                or not _may_change(modules[name], attribute, value, attributes)
             ):
                 raise CheckpointError(
-                    f"{path}: {name!r} cannot have {attribute} = {value!r}: the file is damaged or "
-                    "of another model"
+                    f"{path}: {name!r} cannot have {_plain(attribute)} = {shown(value)}: the file "
+                    "is damaged or of another model"
                 )
             value = tuple(value) if attribute == _SHAPE else value
             if getattr(modules[name], attribute) != value:
@@ -202,8 +234,16 @@ def _apply_widths(model: nn.Module, widths: Any, path: PathLike) -> None:
 
 
 def _check_kernels(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike) -> None:
-    """Kernels of another size would load, and compute something else."""
+    """Kernels of another size, and weights of other widths than noted, would load."""
     for name, module in model.named_modules():
+        for leaf, shape in written_shapes(module).items():
+            tensor = tensors.get(f"{name}.{leaf}" if name else leaf)
+            if tensor is not None and tuple(tensor.shape[: len(shape)]) != shape:
+                raise CheckpointError(
+                    f"{path} does not fit {type(model).__name__}: {leaf} of {name!r} is "
+                    f"{tuple(tensor.shape)} in the file, and {shape} by its widths: the file is "
+                    "damaged or of another model"
+                )
         weight = tensors.get(f"{name}.weight" if name else "weight")
         if not isinstance(module, _ConvNd) or weight is None:
             continue

@@ -122,7 +122,11 @@ def test_a_pruner_of_a_class_of_the_users_needs_it(tmp_path) -> None:
         ({}, "the file is damaged"),
         ("resnet", "the file is damaged"),
         ({"name": "os:system", "arguments": {}}, "choose vgg19"),
-        ({"name": "torchvision:resnet18", "arguments": {"weights": "DEFAULT"}}, "weights come"),
+        ({"name": "torchvision:resnet18", "arguments": {"weights": "DEFAULT"}}, "is damaged"),
+        ({"name": "torchvision:resnet18", "arguments": {"num_classes": 10**9}}, "is damaged"),
+        ({"name": "torchvision:resnet18", "arguments": {"num_classes": True}}, "is damaged"),
+        ({"name": "resnet", "arguments": {"blocks": [10**3, 10**3]}}, "is damaged"),
+        ({"name": "vgg", "arguments": {"widths": [[1] * 10**4]}}, "is damaged"),
         ({"name": "resnet", "arguments": {"widths": 3}}, "does not take"),
     ],
 )

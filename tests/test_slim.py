@@ -157,8 +157,10 @@ def test_describe_reads_the_plan(path: Path, result: PruneResult) -> None:
 
 
 FRESH = """
-import sys, torch
-sys.modules["torch_pruning"] = None  # an import of it would fail
+import sys
+for name in "torch_pruning torchvision tqdm matplotlib scipy sklearn timm PIL".split():
+    sys.modules[name] = None  # an import of it would fail
+import torch
 torch.set_num_threads(1)
 from stamppruner import describe, load_slim
 from stamppruner.models import VGG
@@ -171,7 +173,7 @@ print("equal")
 """
 
 
-def test_the_same_bits_in_a_fresh_process_without_torch_pruning(
+def test_the_same_bits_in_a_fresh_process_with_torch_and_safetensors_alone(
     path: Path, result: PruneResult, tmp_path: Path
 ) -> None:
     torch.save((outputs(result.model), IMAGES), tmp_path / "wanted.pt")

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from stamppruner.data._optional import require
 from stamppruner.data.arrays import ArrayDataset, Statistics
 from stamppruner.data.folders import PHOTO_MEAN, PHOTO_STD, image_folder
 from stamppruner.errors import DataError
+from stamppruner.optional import require
 
 PathLike = str | os.PathLike[str]
 

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stamppruner.data._optional import require
 from stamppruner.data.arrays import ArrayDataset
 from stamppruner.errors import DataError
+from stamppruner.optional import require
 
 LATIN = "ACDEGHJKLMNPQRTUVWXYZ" + "abdefimnqrt"
 GREEK = "ΔΞΣΦΨΩ" + "βζλξσω"

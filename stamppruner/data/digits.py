@@ -6,9 +6,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from stamppruner.data._optional import require
 from stamppruner.data.arrays import ArrayDataset
 from stamppruner.errors import DataError
+from stamppruner.optional import require
 
 DIGITS_MEAN = (0.305, 0.305, 0.305)
 DIGITS_STD = (0.323, 0.323, 0.323)

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from stamppruner.data._optional import require
 from stamppruner.data.arrays import ArrayDataset, Statistics
 from stamppruner.errors import DataError
+from stamppruner.optional import require
 
 logger = logging.getLogger("stamppruner")
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stamppruner.data._optional import require
 from stamppruner.errors import DataError, ExportError
 from stamppruner.export._base import Quantization, Subject, difference
 from stamppruner.export._session import Session
 from stamppruner.inputs import Inputs
+from stamppruner.optional import require
 
 _REMEDY = 'pip install "stamppruner[onnx]"'
 _NOISE = 64

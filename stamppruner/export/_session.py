@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stamppruner.data._optional import require
 from stamppruner.errors import ExportError
 from stamppruner.export._base import tensors_in
 from stamppruner.inputs import Inputs
+from stamppruner.optional import require
 
 _QUIET = 3  # errors alone
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from stamppruner.data._optional import require
 from stamppruner.errors import CheckpointError, ConfigError
 from stamppruner.export._card import card
 from stamppruner.io import PathLike, atomic_write, check_folder
+from stamppruner.optional import require
 from stamppruner.result import PruneResult
 from stamppruner.slim import describe, load_slim
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from stamppruner.calls import evaluating
-from stamppruner.data._optional import require
 from stamppruner.errors import ConfigError, ExportError
 from stamppruner.export._base import (
     REMEDY,
@@ -29,6 +28,7 @@ from stamppruner.export._int8 import calibration_images, quantize
 from stamppruner.export._session import Session
 from stamppruner.inputs import Inputs
 from stamppruner.io import PathLike, atomic_write, check_writable
+from stamppruner.optional import require
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _LARGEST = 2**31 - 2**24
