@@ -158,7 +158,7 @@ def test_describe_reads_the_plan(path: Path, result: PruneResult) -> None:
 
 FRESH = """
 import sys
-for name in ("torch_pruning", "torchvision", "tqdm", "matplotlib", "scipy", "sklearn", "timm", "PIL"):
+for name in "torch_pruning torchvision tqdm matplotlib scipy sklearn timm PIL".split():
     sys.modules[name] = None  # an import of it would fail
 import torch
 torch.set_num_threads(1)
