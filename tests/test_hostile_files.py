@@ -28,7 +28,9 @@ from stamppruner import (
     trace_channels,
 )
 from stamppruner.errors import CheckpointError
+from stamppruner.factory import Structure, recognise
 from stamppruner.io import read_metadata, read_safetensors
+from stamppruner.models import ResNet
 from stamppruner.slim import FORMAT, save_slim
 
 IMAGES = stripes(1)[0]
@@ -68,7 +70,12 @@ def split() -> nn.Module:
     return Net(wiring, **layers)
 
 
-SLIM = {"shortcuts": shortcuts, "norms": norms, "split": split}
+def stock() -> nn.Module:
+    """One whose file names the function that makes it, which is called when it is loaded."""
+    return ResNet((1, 1), (8, 12), 5)
+
+
+SLIM = {"shortcuts": shortcuts, "norms": norms, "split": split, "stock": stock}
 KINDS = (*SLIM, "pruner")
 
 
@@ -91,7 +98,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Files as they are written, by kind."""
     folder = tmp_path_factory.mktemp("whole")
     for kind in SLIM:
-        save_slim(folder / kind, slim(kind), {"kept": {"0": [0, 2]}, "budget": {"macs": 0.5}})
+        factory = recognise(Structure.of(make(kind)))
+        assert (factory is not None) == (kind == "stock")
+        plan = {"kept": {"0": [0, 2]}, "factory": factory and factory.to_json()}
+        save_slim(folder / kind, slim(kind), plan)
     pruner = STAMPPruner(make("pruner"), IMAGES[:1], shortcuts="project")
     pruner.history.add(iteration=0, loss=float("nan"))
     pruner.save(folder / "pruner")
@@ -119,7 +129,8 @@ def readers(kind: str) -> dict[str, Read]:
             "model_in": pruner_file.model_in,
         }
     else:
-        own = {"load": lambda path: load_slim(path, make(kind)), "describe": describe}
+        given = None if kind == "stock" else make(kind)
+        own = {"load": lambda path: load_slim(path, given), "describe": describe}
     return {"metadata": read_metadata, "safetensors": read_safetensors, **own}
 
 
@@ -294,7 +305,7 @@ def test_numbers_of_another_kind_are_refused(
     kind: str, dtype: str, whole: dict[str, bytes], tmp_path: Path, meter: Meter
 ) -> None:
     header, data = unpack(whole[kind])
-    name = next(n for n, e in header.items() if n.endswith("0.bias") and e["dtype"] == "F32")
+    name = next(n for n, e in header.items() if n.endswith(".bias") and e["dtype"] == "F32")
     first, last = header[name]["data_offsets"]
     for other in header.values():
         for i in (0, 1):
