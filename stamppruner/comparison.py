@@ -29,6 +29,9 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest difference relative to the largest value at the same place; 2e-2 in half precision."""
 
 _BATCH = 2
+_LARGE = 2**18
+"""Values of a sample from which on a batch is one sample, for want of memory: 300x300 pixels.
+Such networks are traced with smaller images if they take them, and proved there on a pair."""
 
 _DIGEST = 4
 """Values that are kept of each channel of a sample, at each layer."""
@@ -133,11 +136,15 @@ def in_double(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
+def _noise(inputs: Inputs, seed: int) -> Inputs:
+    return inputs.random(1 if inputs.sample_size > _LARGE else _BATCH, seed)
+
+
 def _observed(
     slim: nn.Module, plan: ChannelPlan, inputs: Inputs, passes: Sequence[bool], seed: int
 ) -> _Readings:
     found = _Readings(slim, plan)
-    found.observe(inputs.random(_BATCH, seed), passes)
+    found.observe(_noise(inputs, seed), passes)
     found.model = nn.Module()  # free the memory
     return found
 
@@ -151,7 +158,7 @@ def _compared(
     seed: int,
     tolerance: float,
 ) -> Equivalence:
-    noise, like = inputs.random(_BATCH, seed), layers.first_floating(dense)
+    noise, like = _noise(inputs, seed), layers.first_floating(dense)
     comparison = _Comparison(dense, plan, found, tolerance)
     gates = Gates(dense, plan.graph)
     gates.values = torch.from_numpy(plan.keep.copy()).to(like.device, like.dtype)

@@ -66,6 +66,11 @@ class Inputs:
         return int(next(x.shape[0] for x in self._tensors() if x.dim() > 0))
 
     @property
+    def sample_size(self) -> int:
+        """Values in the largest tensor of one sample."""
+        return max(x.numel() for x in self._tensors()) // self.batch_size
+
+    @property
     def sample_shape(self) -> tuple[int, ...] | None:
         """Shape without the batch axis, where the input is a single tensor."""
         tensors = self._tensors()

@@ -24,8 +24,10 @@ from stamppruner.errors import PlanError
 from stamppruner.rewire import PLACES, rewire_
 
 
-def cut(model: nn.Module, plan: ChannelPlan) -> nn.Module:
+def cut(model: nn.Module, plan: ChannelPlan, *, share: bool = False) -> nn.Module:
     """A copy of the model without the channels that the plan drops.
+
+    With ``share``, parameters that are not cut are the model's own, which saves their memory.
 
     The copy keeps the class, train or eval mode, ``requires_grad``, memory format and attributes
     of every parameter. Optimizers built on the dense model do not see the new parameters.
@@ -36,6 +38,9 @@ def cut(model: nn.Module, plan: ChannelPlan) -> nn.Module:
     _check(model, plan)
     modules = dict(model.named_modules())
     weights = [modules[layer.name]._parameters.get("weight") for layer, _, _ in plan.cut_layers()]
+    if share:  # but those that a parametrization would write to
+        named = model.named_parameters()
+        weights += [p for name, p in named if ".parametrizations." not in f".{name}"]
     # weights that are replaced below need no copy before
     slim = copy.deepcopy(model, {id(weight): weight for weight in weights if weight is not None})
     modules = dict(slim.named_modules())
