@@ -116,6 +116,7 @@ def compare(
         except StampError:
             pass  # the model insists on its own precision
     found = _observed(slim, plan, inputs, passes, seed)
+    del slim  # free the memory, where the caller does not need it either
     bound = own if tolerance is None else tolerance
     return _compared(dense, plan, found, inputs, passes, seed, bound)
 

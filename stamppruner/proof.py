@@ -82,8 +82,8 @@ class _Case:
                 chosen = rng.permutation(group.block_size)[counts.get(group.name, group.size) :]
                 keep[group.start + b * group.block_size + chosen] = False
         plan = ChannelPlan(graph, keep)
-        slim = surgery.cut(self.model, plan, share=True)
-        return compare(self.model, slim, plan, self.inputs, passes=self.passes)
+        slim = [surgery.cut(self.model, plan, share=True)]
+        return compare(self.model, slim.pop(), plan, self.inputs, passes=self.passes)
 
     def protect(self, graph: ChannelGraph, verdict: Equivalence) -> None:
         """Protect the layers that a failed comparison points at."""
