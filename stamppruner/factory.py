@@ -74,8 +74,9 @@ class Factory:
         """
         if record.get("factory") is None:
             raise CheckpointError(
-                f"{path} does not say how its {record.get('model_class')} is made: pass the full "
-                "model, or the function that makes it"
+                f"{path} does not say how its {shown(record.get('model_class'))} is made: in "
+                "Python, pass the full model or the function that makes it, as in "
+                "load_slim(path, model); commands cannot use a class of your own"
             )
         return cls.from_json(record["factory"], path)
 

@@ -59,9 +59,11 @@ def parse_record(
         record = parse_json(metadata[kind])
         found = record["version"]
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} is not a {noun} of this package: it has no readable {kind!r} metadata"
-        ) from error
+        others = [name for name in metadata if name.startswith("stamppruner.") and name != kind]
+        why = f"it has no readable {kind!r} metadata"
+        if others:
+            why = f"it is one of kind {shown(others[0])}, give one of kind {kind!r}"
+        raise CheckpointError(f"{path} is not a {noun} of this package: {why}") from error
     if type(found) is not int or found != version:
         short = kind.rpartition(".")[2]
         raise CheckpointError(

@@ -13,6 +13,9 @@ from stamppruner.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+_AGREEMENT = 0.95
+"""Share of images below which 8 bits are warned about."""
+
 _CALIBRATION = 256
 """Most images that ranges are found with."""
 
@@ -33,7 +36,8 @@ def add_to(commands: Any) -> None:
     kind.add_argument("--program", metavar="FILE", help="torch.export program, *.pt2")
     kind.add_argument("--state-dict", metavar="FILE", help="plain weights, *.safetensors")
     add("--int8", action="store_true", help="8-bit weights and activations in the ONNX file")
-    add("--calibration", metavar="FOLDER", help="images that --int8 finds ranges with")
+    add("--calibration", metavar="FOLDER", help="images that --int8 finds ranges with: it needs "
+        "some")  # fmt: skip
     _shared.add_model(export, required=False)
     _shared.add_output(export, "the summary")
     export.set_defaults(run=run)
@@ -49,6 +53,8 @@ def run(arguments: argparse.Namespace) -> None:
     record = describe(arguments.slim)
     if (arguments.int8 or arguments.calibration) and arguments.onnx is None:
         raise ConfigError("--int8 and --calibration are for --onnx: leave them out")
+    if arguments.int8 and arguments.calibration is None:
+        raise ConfigError("--int8 finds the ranges of activations on images: pass --calibration")
     model = load_slim(arguments.slim, _shared.own_model(arguments))
     if arguments.state_dict is not None:
         report = export_state_dict(model, arguments.state_dict)
@@ -62,6 +68,10 @@ def run(arguments: argparse.Namespace) -> None:
                 model, arguments.onnx, example, int8=arguments.int8, calibration=calibration
             )
     _shared.show(arguments, str(report), asdict(report))
+    quantized = report.quantization
+    if quantized is not None and (quantized.agreement or 1.0) < _AGREEMENT:
+        _shared.say(arguments, "warning: 8 bits change the answer on too many of these images: "
+                    "evaluate the file before you use it")  # fmt: skip
 
 
 def _input_shape(record: Mapping[str, Any], file: str) -> Sequence[int]:

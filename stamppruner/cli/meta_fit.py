@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from stamppruner.cli import _shared
@@ -36,6 +37,9 @@ def add_to(commands: Any) -> None:
     add("--ways", type=int, metavar="N", help="classes a task (default 10, or all if fewer)")
     add("--shots", type=int, metavar="N", help="images a class (default 16, or all if fewer)")
     add("--iterations", type=int, metavar="N", help="of meta-fitting (default 100)")
+    add("--tasks", type=int, metavar="N", help="tasks an iteration (default 4)")
+    add("--weight-steps", type=int, metavar="N", help="steps under random masks an iteration, on "
+        "batches of 128 (default 20; 0 is much faster, and weaker)")  # fmt: skip
     add("--protect", nargs="+", default=[], metavar="LAYER", help="names or patterns of layers "
         "that stay whole")  # fmt: skip
     add("--shortcuts", choices=("couple", "project"), default="couple")
@@ -64,7 +68,15 @@ def run(arguments: argparse.Namespace) -> None:
     data = _shared.images_in(arguments.data, shape, arguments.mean, arguments.std)
     ways = arguments.ways or min(10, len(data.classes))
     shots = arguments.shots or min(16, int(data.targets.bincount().min()))
-    given = {"iterations": arguments.iterations} if arguments.iterations is not None else {}
+    given = {
+        name: value
+        for name, value in (
+            ("iterations", arguments.iterations),
+            ("tasks_per_iteration", arguments.tasks),
+            ("weight_steps", arguments.weight_steps),
+        )
+        if value is not None
+    }
     config = STAMPConfig(ways=ways, shots=shots, seed=arguments.seed, **given)
     sampler = TaskSampler(data, ways, shots, seed=arguments.seed)
     torch.manual_seed(arguments.seed)
@@ -81,7 +93,15 @@ def run(arguments: argparse.Namespace) -> None:
         protect=arguments.protect,
         shortcuts=arguments.shortcuts,
     )
-    pruner.meta_fit(sampler, progress=progress)
+    start = perf_counter()
+
+    def estimate(iteration: int, _figures: dict[str, float]) -> None:
+        if iteration == 0 and config.iterations > 1:
+            minutes = (perf_counter() - start) * config.iterations / 60
+            text = f"meta-fitting: {config.iterations} iterations, about {minutes:.1f} minutes"
+            _shared.say(arguments, f"{text} (fewer --weight-steps and --tasks are faster)")
+
+    pruner.meta_fit(sampler, progress=progress, callback=estimate)
     pruner.save(arguments.out)
     groups = pruner.graph.groups
     record = {

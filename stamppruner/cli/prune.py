@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from stamppruner.cli import _shared
+from stamppruner.errors import BudgetError
 
 _BOUNDS = {
     "macs": "multiply-adds",
@@ -52,9 +53,11 @@ def run(arguments: argparse.Namespace) -> None:
     from stamppruner.budget import Budget
     from stamppruner.io import check_writable
 
-    bounds = {name.replace("-", "_"): None for name in _BOUNDS}
+    bounds = {name: getattr(arguments, name) for name in (b.replace("-", "_") for b in _BOUNDS)}
+    if all(value is None for value in bounds.values()):
+        raise BudgetError("no bound: pass --macs 0.25, say, or another of those in --help")
     budget = Budget(
-        **{name: getattr(arguments, name) for name in bounds},
+        **bounds,
         device=arguments.device,
         batch_size=arguments.batch_size,
         threads=arguments.threads,
