@@ -343,7 +343,7 @@ def test_26_statistics_are_estimated_anew_by_default_and_accuracies_are_reported
     assert metrics["off"]["target_accuracy_before"] > 0.95
     assert metrics["off"]["target_accuracy_after"] < metrics["on"]["target_accuracy_after"] - 0.2
     assert metrics["default"]["target_accuracy_after"] > 0.9
-    assert "target accuracy before" in str(found["on"].report)
+    assert "accuracy on the images pruned for, before" in str(found["on"].report)
     for name, result in found.items():
         measured = result.evaluate(loader())
         assert measured == pytest.approx(metrics[name]["target_accuracy_after"])

@@ -14,6 +14,8 @@ MISSING = "-"
 """Stands where a value was not measured."""
 
 _LABELS = {
+    "target_accuracy_before": "accuracy on the images pruned for, before",
+    "target_accuracy_after": "accuracy on the images pruned for, after",
     "params": "parameters",
     "macs": "MACs",
     "size_bytes": "size",
