@@ -86,6 +86,12 @@ def run(arguments: argparse.Namespace) -> None:
         finetune(model, data, epochs=arguments.train, lr=0.05, progress=progress)
     accuracy = evaluate(model, data)
     _shared.say(arguments, f"backbone: {accuracy:.1%} of the reference images told right")
+    if accuracy < 2 / len(data.classes):
+        _shared.say(
+            arguments,
+            "warning: that is little more than guessing, and networks pruned from it will be no "
+            "better: train longer, or pass --weights",
+        )
     pruner = STAMPPruner(
         model.eval(),
         torch.zeros(1, *shape),

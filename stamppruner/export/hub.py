@@ -168,6 +168,11 @@ def from_pretrained(
     """
     if Path(source).is_dir():
         return load_slim(Path(source) / WEIGHTS, model, device=device)
+    if os.fspath(source).count("/") != 1:
+        raise CheckpointError(
+            f"{os.fspath(source)!r} is no folder, and no name of a repository (owner/name): "
+            "check the spelling"
+        )
     hub = require(
         "huggingface_hub", f"{os.fspath(source)!r} is no folder, and a repository", _REMEDY
     )

@@ -219,8 +219,9 @@ def test_failures_of_the_client_are_named(
 
 
 def test_names_of_no_repository_are_refused_without_the_network() -> None:
-    with pytest.raises(CheckpointError, match="'/no/such/folder' is no folder"):
-        from_pretrained("/no/such/folder", vgg)
+    for name in ("/no/such/folder", "a-typo"):
+        with pytest.raises(CheckpointError, match=f"'{name}' is no folder"):
+            from_pretrained(name, vgg)
 
 
 def test_the_client_is_needed_for_the_hub_alone(
