@@ -6,15 +6,16 @@ file says so: names are looked up in the lists of :mod:`~stamppruner.named`.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from stamppruner.errors import CheckpointError, StampError, shown
+from stamppruner.errors import CheckpointError, ConfigError, StampError, shown
 from stamppruner.models import VGG, ResNet
 from stamppruner.named import blank_model, fresh_model, resnet_arguments, vgg_arguments
 from stamppruner.projection import apply_, projections
@@ -93,6 +94,35 @@ class Factory:
         if not isinstance(name, str) or not isinstance(arguments, dict) or not _modest(arguments):
             raise CheckpointError(f"{path}: its factory is {shown(record)}: the file is damaged")
         return cls(name, arguments)
+
+
+def full_model(
+    model: nn.Module | Callable[[], nn.Module] | None,
+    record: Mapping[str, Any],
+    path: object,
+    *,
+    blank: bool = False,
+) -> nn.Module:
+    """The model that a file is of: a copy of the one given, or what makes one.
+
+    Args:
+        model: the model, or a function that makes it; None for the one that the file names.
+        record: of the file.
+        path: of the file, for messages.
+        blank: as for :meth:`Factory.make`, of a function that the file names.
+
+    Raises:
+        CheckpointError: none is given, and the file names none that is on the list.
+        MissingExtraError: the library of the function is not installed.
+    """
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if model is not None:
+        return model()
+    try:
+        return Factory.of_file(record, path).make(blank=blank)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _modest(arguments: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from stamppruner.errors import (
     StampError,
     UnsupportedModelError,
 )
-from stamppruner.factory import Structure, recognise
+from stamppruner.factory import Structure, full_model, recognise
 from stamppruner.gated import GatedNet
 from stamppruner.heads import find_head, num_outputs
 from stamppruner.history import History
@@ -345,11 +345,7 @@ class STAMPPruner:
         """
         tensors, record = pruner_file.read(path)
         saved = Saved.of(record, path)
-        if model is None:
-            own = pruner_file.made(record, path)
-        else:
-            own = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-        own = replay_(own, saved.projections, path)
+        own = replay_(full_model(model, record, path), saved.projections, path)
         pruner_file.load_part_(own, "model", tensors, path)
         example = torch.zeros(1, *saved.image_shape)
         try:

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stamppruner.channels import ChannelGraph
-from stamppruner.errors import CheckpointError, ConfigError, shown
-from stamppruner.factory import Factory
+from stamppruner.errors import CheckpointError, shown
 from stamppruner.io import (
     PathLike,
     parse_record,
@@ -63,19 +62,6 @@ def model_in(path: PathLike) -> tuple[dict[str, Tensor], tuple[int, ...]]:
     added = tuple(f"model.{entry['name']}." for entry in saved.projections)
     own = {n: t for n, t in tensors.items() if n.startswith("model.") and not n.startswith(added)}
     return {name.removeprefix("model."): tensor for name, tensor in own.items()}, saved.image_shape
-
-
-def made(record: Mapping[str, Any], path: PathLike) -> nn.Module:
-    """The model that the pruner was made for, by the function that its file names.
-
-    Raises:
-        CheckpointError: it names none, or one that is not on the list.
-        MissingExtraError: the library of the function is not installed.
-    """
-    try:
-        return Factory.of_file(record, path).make()
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from error
 
 
 def load_part_(module: nn.Module, part: str, tensors: Mapping[str, Tensor], path: PathLike) -> None:

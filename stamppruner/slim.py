@@ -6,7 +6,6 @@ the weights by name: no tracing, no pickle. Projected shortcuts are put in again
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from stamppruner.errors import CheckpointError, ConfigError, shown
+from stamppruner.errors import CheckpointError, shown
+from stamppruner.factory import full_model
 from stamppruner.io import (
     PathLike,
     parse_record,
@@ -94,7 +94,7 @@ def load_slim(
     """
     tensors, metadata = read_safetensors(path)
     record = parse_record(metadata, FORMAT, VERSION, path, noun="slim model")
-    slim = _made(record, path) if model is None else _copied(model)
+    slim = full_model(model, record, path, blank=True)
     slim = replay_(slim, record.get("projections", []), path)
     _check_names(slim, {n: t for n, t in tensors.items() if not is_place(n)}, path)
     _apply_widths(slim, record.get("widths"), path)
@@ -104,20 +104,6 @@ def load_slim(
         _assign(slim, name, tensor)
     _check_filled(slim, path)
     return slim.to(device).eval()
-
-
-def _made(record: Mapping[str, Any], path: PathLike) -> nn.Module:
-    """The full model, by the function that the file names."""
-    from stamppruner.factory import Factory
-
-    try:
-        return Factory.of_file(record, path).make(blank=True)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-def _copied(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    return copy.deepcopy(model) if isinstance(model, nn.Module) else model()
 
 
 def _check_filled(model: nn.Module, path: PathLike) -> None:
