@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from stamppruner.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from stamppruner.data import ArrayDataset
     from stamppruner.pruner import STAMPPruner
 
@@ -35,6 +37,14 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
         metavar="JSON",
         help="arguments of the factory, such as '{\"width\": 0.5}'",
     )
+
+
+def add_folders(parser: argparse.ArgumentParser, *, test: bool = True) -> None:
+    """``--data`` and, where something is measured besides, ``--test``."""
+    add = parser.add_argument
+    add("--data", required=True, metavar="FOLDER", help="one sub-folder of images a class")
+    if test:
+        add("--test", metavar="FOLDER", help="other images, of the same classes, to measure on")
 
 
 def add_statistics(parser: argparse.ArgumentParser, default: str) -> None:
@@ -136,25 +146,30 @@ def pair_of_folders(
     return data, test
 
 
-def slim_with_images(
-    arguments: argparse.Namespace,
-) -> tuple[Any, dict[str, Any], ArrayDataset]:
-    """A slim network, its record, and the folder ``--data`` read as the network wants it."""
-    from stamppruner.slim import describe, load_slim
-
-    record = describe(arguments.slim)
+def images_for(
+    record: Mapping[str, Any], folder: str, arguments: argparse.Namespace
+) -> ArrayDataset:
+    """A folder of images, read as the slim network of a record wants them."""
     facts = record.get("images") or {}
-    mean, std = (getattr(arguments, key) or facts.get(key) for key in ("mean", "std"))
-    data = images_in(arguments.data, record.get("input_shape") or (), mean, std)
-    if facts.get("classes"):
-        check_same_classes(arguments.data, data.classes, facts["classes"], arguments.slim)
-    return load_slim(arguments.slim, own_model(arguments)), record, data
+    mean, std = (getattr(arguments, key, None) or facts.get(key) for key in ("mean", "std"))
+    return images_in(folder, record.get("input_shape") or (), mean, std)
 
 
-def own_model(arguments: argparse.Namespace) -> Any:
-    """What makes the full network, where ``--model`` says so."""
+def labelled_for(
+    record: Mapping[str, Any], folder: str, arguments: argparse.Namespace
+) -> ArrayDataset:
+    """The same, where the folder must have the classes of the record, if that names some."""
+    data = images_for(record, folder, arguments)
+    if expected := (record.get("images") or {}).get("classes"):
+        check_same_classes(folder, data.classes, expected, arguments.slim)
+    return data
+
+
+def loaded_slim(arguments: argparse.Namespace) -> nn.Module:
+    """The slim network of a file, of the full one that ``--model`` names or the file."""
     from stamppruner.factory import Factory
+    from stamppruner.slim import load_slim
 
-    if arguments.model is None:
-        return None
-    return Factory(arguments.model, arguments.model_args).make
+    named = arguments.model is not None
+    make = Factory(arguments.model, arguments.model_args).make if named else None
+    return load_slim(arguments.slim, make)

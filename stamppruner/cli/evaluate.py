@@ -18,7 +18,7 @@ def add_to(commands: Any) -> None:
     )
     add = evaluate.add_argument
     add("slim", metavar="SLIM", help="file of prune, pareto or finetune")
-    add("--data", required=True, metavar="FOLDER", help="one sub-folder of images a class")
+    _shared.add_folders(evaluate, test=False)
     _shared.add_model(evaluate, required=False)
     _shared.add_statistics(evaluate, "as the file says")
     _shared.add_output(evaluate, "the accuracy")
@@ -28,8 +28,9 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Measure."""
     from stamppruner.finetune import evaluate
+    from stamppruner.slim import describe
 
-    model, _, data = _shared.slim_with_images(arguments)
-    accuracy = evaluate(model, data)
+    data = _shared.labelled_for(describe(arguments.slim), arguments.data, arguments)
+    accuracy = evaluate(_shared.loaded_slim(arguments), data)
     record = {"accuracy": accuracy, "images": len(data), "classes": len(data.classes)}
     _shared.show(arguments, f"accuracy {accuracy:.2%} on {len(data)} images", record)

@@ -48,14 +48,14 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from stamppruner.export import export_onnx, export_program, export_state_dict
-    from stamppruner.slim import describe, load_slim
+    from stamppruner.slim import describe
 
     record = describe(arguments.slim)
     if (arguments.int8 or arguments.calibration) and arguments.onnx is None:
         raise ConfigError("--int8 and --calibration are for --onnx: leave them out")
     if arguments.int8 and arguments.calibration is None:
         raise ConfigError("--int8 finds the ranges of activations on images: pass --calibration")
-    model = load_slim(arguments.slim, _shared.own_model(arguments))
+    model = _shared.loaded_slim(arguments)
     if arguments.state_dict is not None:
         report = export_state_dict(model, arguments.state_dict)
     else:
@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> None:
                 model, arguments.onnx, example, int8=arguments.int8, calibration=calibration
             )
     _shared.show(arguments, str(report), asdict(report))
-    quantized = report.quantization
-    if quantized is not None and (quantized.agreement or 1.0) < _AGREEMENT:
+    agreement = report.quantization.agreement if report.quantization else None
+    if agreement is not None and agreement < _AGREEMENT:
         _shared.say(arguments, "warning: 8 bits change the answer on too many of these images: "
                     "evaluate the file before you use it")  # fmt: skip
 
@@ -85,8 +85,6 @@ def _calibration(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Te
     """Images of all classes, as the network reads them."""
     if arguments.calibration is None:
         return None
-    facts = record.get("images") or {}
-    shape = _input_shape(record, arguments.slim)
-    data = _shared.images_in(arguments.calibration, shape, facts.get("mean"), facts.get("std"))
+    data = _shared.images_for(record, arguments.calibration, arguments)
     step = max(1, len(data) // _CALIBRATION)
     return data.fetch(range(0, len(data), step))

@@ -19,10 +19,9 @@ def add_to(commands: Any) -> None:
     )
     add = finetune.add_argument
     add("slim", metavar="SLIM", help="file of prune or pareto")
-    add("--data", required=True, metavar="FOLDER", help="one sub-folder of images a class")
+    _shared.add_folders(finetune)
     add("--epochs", required=True, type=int, metavar="N", help="passes over the images")
     add("--out", required=True, metavar="FILE", help="the trained network, *.safetensors")
-    add("--test", metavar="FOLDER", help="other images, of the same classes, to measure on")
     add("--lr", type=float, default=0.02, help="largest learning rate (default 0.02)")
     add("--label-smoothing", type=float, default=0.0, metavar="X", help="of the cross-entropy")
     add("--augment", action="store_true", help="shift and mirror the images at random")
@@ -41,13 +40,14 @@ def run(arguments: argparse.Namespace) -> None:
     from stamppruner.data import CropFlip
     from stamppruner.finetune import evaluate, finetune
     from stamppruner.io import check_writable
-    from stamppruner.slim import save_slim
+    from stamppruner.slim import describe, save_slim
 
     check_writable(arguments.out)
-    model, record, data = _shared.slim_with_images(arguments)
-    test = None
+    record, test = describe(arguments.slim), None
+    data = _shared.labelled_for(record, arguments.data, arguments)
     if arguments.test is not None:
-        test = _shared.slim_with_images(_renamed(arguments))[2]
+        test = _shared.labelled_for(record, arguments.test, arguments)
+    model = _shared.loaded_slim(arguments)
     before = None if test is None else evaluate(model, test)
     if arguments.augment:
         data.augment = CropFlip(padding=max(1, data.images.shape[-1] // 8))
@@ -72,7 +72,3 @@ def run(arguments: argparse.Namespace) -> None:
     save_slim(arguments.out, model, {**record, "finetuned": history.rows[-1:]})
     _shared.show(arguments, "\n".join(lines), found)
     _shared.say(arguments, f"wrote {arguments.out}")
-
-
-def _renamed(arguments: argparse.Namespace) -> argparse.Namespace:
-    return argparse.Namespace(**{**vars(arguments), "data": arguments.test})

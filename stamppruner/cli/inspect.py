@@ -75,7 +75,7 @@ def _pruner(record: Mapping[str, Any]) -> str:
 def _factory(record: Mapping[str, Any]) -> str:
     factory = record.get("factory")
     if not factory:
-        return "a model of yours: commands need --model"
+        return "a class of yours: pass it in Python, or --model if it is one of that list"
     given = ", ".join(f"{key}={value}" for key, value in factory["arguments"].items())
     return f"{factory['name']}({given})"
 

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     config = STAMPConfig(ways=ways, shots=shots, seed=arguments.seed, **given)
     sampler = TaskSampler(data, ways, shots, seed=arguments.seed)
     torch.manual_seed(arguments.seed)
-    model = _with_head(_backbone(arguments, len(data.classes)), data)
+    model = _backbone(arguments, data)
     progress = not arguments.quiet
     if arguments.train:
         finetune(model, data, epochs=arguments.train, lr=0.05, progress=progress)
@@ -126,20 +126,22 @@ def run(arguments: argparse.Namespace) -> None:
     _shared.say(arguments, f"wrote {arguments.out}")
 
 
-def _backbone(arguments: argparse.Namespace, classes: int) -> nn.Module:
-    """The network with the weights asked for; without any, with as many classes as there are."""
+def _backbone(arguments: argparse.Namespace, data: ArrayDataset) -> nn.Module:
+    """The network with the weights asked for, and a head of the classes of the reference."""
     from stamppruner.io import read_safetensors
     from stamppruner.named import fresh_model, named_model, pretrained_model
 
     name, given = arguments.model, dict(arguments.model_args)
     if arguments.pretrained:
-        return pretrained_model(name, given)
+        return _with_head(pretrained_model(name, given), data)
     if arguments.weights:
         tensors, _ = read_safetensors(arguments.weights)
         model = named_model(name, given, tensors)
         model.load_state_dict(tensors)
-        return model
-    return fresh_model(name, {"num_classes": classes, **given})
+        return _with_head(model, data)
+    if "num_classes" in given:
+        return _with_head(fresh_model(name, given), data)
+    return fresh_model(name, {"num_classes": len(data.classes), **given})
 
 
 def _with_head(model: nn.Module, data: ArrayDataset) -> nn.Module:

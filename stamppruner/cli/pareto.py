@@ -20,11 +20,10 @@ def add_to(commands: Any) -> None:
     )
     add = pareto.add_argument
     add("pruner", metavar="PRUNER", help="*.stamp.safetensors file of meta-fit")
-    add("--data", required=True, metavar="FOLDER", help="one sub-folder of images a class")
+    _shared.add_folders(pareto)
     add("--macs", required=True, nargs="+", type=float, metavar="SHARE",
         help="of the full network's multiply-adds, one a network")  # fmt: skip
     add("--out", required=True, metavar="DIR", help="folder for the files; made if missing")
-    add("--test", metavar="FOLDER", help="other images, of the same classes, to measure on")
     add("--finetune", type=int, metavar="EPOCHS", help="train every network on the images")
     _shared.add_model(pareto, required=False)
     _shared.add_statistics(pareto, "that of photographs")

@@ -32,14 +32,13 @@ def add_to(commands: Any) -> None:
     )
     add = prune.add_argument
     add("pruner", metavar="PRUNER", help="*.stamp.safetensors file of meta-fit")
-    add("--data", required=True, metavar="FOLDER", help="one sub-folder of images a class")
+    _shared.add_folders(prune)
     add("--out", required=True, metavar="FILE", help="slim network, *.safetensors")
     for bound, text in _BOUNDS.items():
         add(f"--{bound}", type=float, metavar="N", help=text)
     add("--device", help="where the network is to run, for times and memory")
     add("--batch-size", type=int, default=1, metavar="N", help="samples a pass (default 1)")
     add("--threads", type=int, metavar="N", help="of PyTorch on the CPU, for times")
-    add("--test", metavar="FOLDER", help="other images, of the same classes, to measure on")
     add("--finetune", type=int, metavar="EPOCHS", help="train the network on the images")
     add("--report", metavar="FILE", help="page of what was done, *.html")
     _shared.add_model(prune, required=False)

@@ -14,6 +14,7 @@ from test_cli import write_images
 
 from stamppruner import describe, load_slim
 from stamppruner.cli import main
+from stamppruner.export import ExportReport, Quantization
 from stamppruner.io import write_safetensors
 from stamppruner.models import vgg19
 from stamppruner.pruner_file import model_in
@@ -132,6 +133,21 @@ def test_what_people_read(
     shown = capsys.readouterr()
     assert re.search(text, shown.out, re.DOTALL)
     assert shown.err == ""
+
+
+@pytest.mark.parametrize(("agreement", "warned"), [(0.0, True), (0.94, True), (0.96, False)])
+def test_answers_that_8_bits_change_are_warned_about(
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    agreement: float,
+    warned: bool,
+) -> None:
+    monkeypatch.chdir(job)
+    report = ExportReport("f", "ONNX", 1, {}, (1,), 0.0, Quantization(1, 1, False, 0.0, agreement))
+    monkeypatch.setattr("stamppruner.export.export_onnx", lambda *_, **__: report)
+    assert main(["export", "slim", "--onnx", "f", "--int8", "--calibration", "photos"]) == 0
+    assert ("8 bits change the answer" in capsys.readouterr().err) == warned
 
 
 FIT = ["meta-fit", *MODEL, "--data", "photos", "--size", "8", "--out", "new"]
