@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from stamppruner.calls import FORWARD_ERRORS, copied_module, evaluating, floating_tensors
+from stamppruner.comparison import in_double
 from stamppruner.errors import EquivalenceError, UnsupportedModelError
 from stamppruner.inputs import Inputs
 from stamppruner.projection import (
@@ -246,7 +247,7 @@ def _check_unchanged(model: nn.Module, net: nn.Module, inputs: Inputs) -> None:
     noise = inputs.random(2, seed=1)
     try:
         doubled = noise.to(torch.float64)
-        before, after = (_outputs(copy.deepcopy(m).double(), doubled) for m in (model, net))
+        before, after = (_outputs(in_double(m), doubled) for m in (model, net))
     except FORWARD_ERRORS:
         before, after = (_outputs(copy.deepcopy(m), noise) for m in (model, net))
     if len(before) != len(after) or not all(map(_close, before, after)):

@@ -24,7 +24,7 @@ _RULES: dict[str, Rule] = {
     "contiguous": _shapes.contiguous,
     "view": _shapes.reshaped,
     "reshape": _shapes.reshaped,
-    "flatten": _shapes.flattened,
+    "flatten": _shapes.reshaped,
     "roll": _shapes.rolled,
     "pad": _shapes.padded,
     **dict.fromkeys(_reductions.REDUCTIONS, _reductions.reduced),

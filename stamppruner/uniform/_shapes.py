@@ -19,16 +19,9 @@ def contiguous(_func: Any, x: Tensor, **_kwargs: Any) -> Tensor:
 
 @of_uniform
 def reshaped(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Another shape; of a view as well, which the ordinary tensor would allow."""
-    if not args or isinstance(args[0], torch.dtype):
+    """Another shape, or some axes in one; of a view as well, as the ordinary tensor allows it."""
+    if "dtype" in kwargs or isinstance(next(iter(args), None), torch.dtype):
         return NotImplemented
-    shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
-    return _with_shape(x, shape) if x.numel() else x.reshape(shape)
-
-
-@of_uniform
-def flattened(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Some axes in one."""
     shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
     return _with_shape(x, shape) if x.numel() else x.reshape(shape)
 
