@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
@@ -117,11 +118,13 @@ class Meter:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
+        gc.freeze()  # what earlier tests left is no work of the reader's
         before, start = _reset_peak(), time.process_time()
         try:
             yield
         finally:
             self.seconds = max(self.seconds, time.process_time() - start)
+            gc.unfreeze()
             self.mebibytes = max(self.mebibytes, _peak() - before)
             self.count += 1
 
