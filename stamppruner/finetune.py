@@ -10,18 +10,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from stamppruner import ranks
 from stamppruner.errors import ConfigError, DataError, StampError
 from stamppruner.evidence import running_statistics
 from stamppruner.history import History
 from stamppruner.layers import first_floating
 from stamppruner.progress import bar
-from stamppruner.target import as_loader, checked_batches, reread
+from stamppruner.target import Batch, as_loader, checked_batches, reread
 
 _BATCH = 64
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
+@ranks.together()
 def finetune(
     model: nn.Module,
     loader: Any,
@@ -40,6 +42,10 @@ def finetune(
 
     The optimizer is a new one on the model's own parameters. In a training loop of your own, build
     it after pruning: an optimizer of the dense model trains parameters that no longer matter.
+
+    Where ``torch.distributed`` is initialised, all ranks call this, each with its own part of the
+    data: the network is that of rank 0, a step is one over the batches of all ranks, ranks with
+    fewer batches wait for the others, and running statistics are averaged after every epoch.
 
     Args:
         model: images ``(B, C, H, W)`` to logits ``(B, classes)``; left in its train or eval mode.
@@ -62,12 +68,15 @@ def finetune(
         ConfigError: epochs or lr out of range.
         DataError: unusable batches, labels beyond the model's outputs, or a loss that is not
             finite.
+        RankError: ranks of a distributed job disagree, or another one failed.
     """
     if epochs < 0 or not 0 < lr < math.inf:
         raise ConfigError(f"finetune(epochs={epochs}, lr={lr}): epochs from 0 and a finite lr > 0")
     history = History()
     batches = as_loader(reread(loader), batch_size=_BATCH, shuffle=True)
-    steps = epochs * _length(batches)
+    length = max(ranks.gathered("length", _length(batches)))
+    steps = epochs * length
+    ranks.copy_from_first_(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(
         parameters, lr, momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
@@ -79,30 +88,30 @@ def finetune(
     shown = bar(total=steps, description="fine-tune", shown=progress)
     try:
         for epoch in range(epochs):
-            loss_sum = correct = count = 0.0
-            for images, labels in checked_batches(batches):
+            totals = torch.zeros(3, dtype=torch.float64)  # loss, correct, images
+            stream = checked_batches(batches)
+            for _ in range(length):
                 for group in optimizer.param_groups:
                     group["lr"] = lr * warm_cosine(done / steps, warmup)
-                images, labels = images.to(device), labels.to(device)
-                with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-                    logits = _forward(model, images)
-                _check_logits(model, logits, labels)
-                loss = F.cross_entropy(
-                    logits.float(), labels.long(), label_smoothing=label_smoothing
-                )
-                if not torch.isfinite(loss):
-                    raise DataError(
-                        f"fine-tuning diverged at step {done} (loss {float(loss.detach())}): "
-                        f"lower lr={lr}"
-                    )
                 optimizer.zero_grad()
-                loss.backward()
+                with ranks.all_ready("fine-tuning"):
+                    batch = next(stream, None)
+                    if batch is not None:
+                        found = _backward(model, batch, device, amp, label_smoothing)
+                        if not torch.isfinite(found[0]):
+                            raise DataError(
+                                f"fine-tuning diverged at step {done} (loss {float(found[0])}): "
+                                f"lower lr={lr}"
+                            )
+                        totals += found * torch.tensor([found[2], 1, 1])
+                number = 0 if batch is None else len(batch[1])
+                ranks.average_gradients_(parameters, number)
                 optimizer.step()
                 done += 1
-                loss_sum += float(loss.detach()) * len(labels)
-                correct += float((logits.argmax(1) == labels).sum())
-                count += len(labels)
                 shown.update()
+            ranks.average_statistics_(model)
+            ranks.sum_([totals])
+            loss_sum, correct, count = totals.tolist()
             figures = history.add(
                 epoch=epoch, loss=loss_sum / max(1, count), accuracy=correct / max(1, count)
             )
@@ -114,6 +123,21 @@ def finetune(
         for module, mode in modes:
             module.training = mode
     return history
+
+
+def _backward(
+    model: nn.Module, batch: Batch, device: torch.device, amp: bool, label_smoothing: float
+) -> torch.Tensor:
+    """Gradients of one batch; returns its loss, correct answers and images, in float64."""
+    images, labels = (part.to(device) for part in batch)
+    with torch.autocast(device.type, torch.bfloat16, enabled=amp):
+        logits = _forward(model, images)
+    _check_logits(model, logits, labels)
+    loss = F.cross_entropy(logits.float(), labels.long(), label_smoothing=label_smoothing)
+    if torch.isfinite(loss.detach()):
+        loss.backward()
+    correct = float((logits.argmax(1) == labels).sum())
+    return torch.tensor([float(loss.detach()), correct, len(labels)], dtype=torch.float64)
 
 
 def evaluate(model: nn.Module, loader: Any) -> float:
