@@ -13,6 +13,8 @@ from stamppruner.budget import Budget, Chooser
 from stamppruner.config import STAMPConfig
 from stamppruner.gated import GatedNet
 
+_FUSED = ("cpu", "cuda")
+
 
 @dataclass(frozen=True)
 class Relaxed:
@@ -94,6 +96,9 @@ def adam(net: GatedNet, config: STAMPConfig, rate: float = 1.0) -> torch.optim.A
         (net.posterior.pi_parameters(), config.pi_lr),
         (net.theta(), config.theta_lr),
     ]
+    fused = all(p.device.type in _FUSED for p in net.parameters())
     return torch.optim.Adam(
-        [{"params": p, "lr": lr * rate, "initial_lr": lr} for p, lr in groups if p], foreach=True
+        [{"params": p, "lr": lr * rate, "initial_lr": lr} for p, lr in groups if p],
+        foreach=not fused,
+        fused=fused,
     )
