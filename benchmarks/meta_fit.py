@@ -274,27 +274,28 @@ def _slope(one: tuple[float, float], two: tuple[float, float]) -> float:
 
 def ranks(bench: Bench) -> Iterator[Record]:
     """Iterations a second of two processes against one, by the wall clock."""
-    for weight_steps in (0, 10):
-        seconds = {number: _spawned(number, bench.quick, weight_steps) for number in (1, 2)}
+    masks = {"weight_steps": 10}
+    for changes in ({"weight_steps": 0}, masks, {**masks, "weight_parts": 2}):
+        seconds = {number: _spawned(number, bench.quick, changes) for number in (1, 2)}
         yield {
-            "net": "vgg19", "width": 0.25, "weight_steps": weight_steps, "seconds": seconds[1],
+            "net": "vgg19", "width": 0.25, **changes, "seconds": seconds[1],
             "seconds_on_two": seconds[2], "speedup": seconds[1] / seconds[2],
         }  # fmt: skip
 
 
-def _spawned(number: int, quick: bool, weight_steps: int) -> float:
+def _spawned(number: int, quick: bool, changes: Record) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_rank, (number, folder, quick, weight_steps), nprocs=number)
+        multiprocessing.spawn(_rank, (number, folder, quick, changes), nprocs=number)
         return float(Path(folder, "seconds").read_text())
 
 
-def _rank(rank: int, number: int, folder: str, quick: bool, weight_steps: int) -> None:
+def _rank(rank: int, number: int, folder: str, quick: bool, changes: Record) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=number
     )
     config = fit_config(
-        Bench("cpu", quick), tasks_per_iteration=4, iterations=3, weight_steps=weight_steps
+        Bench("cpu", quick), **{"tasks_per_iteration": 4, "iterations": 3, **changes}
     )
     marks: list[float] = []
     pruner_of(vgg19(CLASSES, width=0.25), config).meta_fit(

@@ -1,7 +1,7 @@
 """Batch norms over a batch that is spread over ranks: its statistics are those of the whole batch.
 
 ``torch.nn.SyncBatchNorm`` is for GPUs alone and another module; this is a forward that any batch
-norm borrows for a while, on any device. Statistics of the parts are joined as in Chan et al. 1979.
+norm borrows for a while, on any device. Statistics of the parts are joined in float64.
 """
 
 from __future__ import annotations
@@ -56,20 +56,16 @@ class _WholeBatchNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
         """Returns what the norm makes of this rank's part ``(B, C, ...)``."""
-        axes = [axis for axis in range(x.dim()) if axis != 1]
-        own_variance, own_mean = (
-            part.double() for part in torch.var_mean(x.float(), axes, correction=0)
-        )
-        number = torch.full_like(own_mean, x.numel() // x.shape[1])
-        totals = torch.stack([number, number * own_mean])
-        ranks.sum_([totals])
-        count, mean = totals[0], totals[1] / totals[0]
-        square = (own_variance + (own_mean - mean).square()) * number
-        ranks.sum_([square])
-        mean, variance = mean.float(), (square / count).float()
-        ctx.save_for_backward(x, weight, mean, variance, count)
-        ctx.eps = eps
         with torch.autocast(x.device.type, enabled=False):
+            mean, variance = (part.double() for part in _statistics(x.float()))
+            number = torch.full_like(mean, x.numel() // x.shape[1])
+            totals = number * torch.stack([torch.ones_like(mean), mean, variance + mean.square()])
+            ranks.sum_([totals])  # in float64, where the difference of squares does no harm
+            count, mean = totals[0], totals[1] / totals[0]
+            variance = (totals[2] / count - mean.square()).clamp_min(0)
+            mean, variance = mean.float(), variance.float()
+            ctx.save_for_backward(x, weight, mean, variance, count)
+            ctx.eps = eps
             return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod
@@ -77,21 +73,27 @@ class _WholeBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         """Gradients of this rank's part; those of weight and bias are to be summed over ranks."""
         x, weight, mean, variance, count = ctx.saved_tensors
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        axes = [axis for axis in range(x.dim()) if axis != 1]
-        scale = (variance + ctx.eps).rsqrt()
-        normed = (x.float() - mean.view(shape)) * scale.view(shape)
-        wide = grad.float()
-        own = torch.stack([wide.sum(axes), (wide * normed).sum(axes)])
-        whole = own.clone()
+        scale = torch.ones_like(mean) if weight is None else weight.float()
+        wide = x.float()
+        inner, by_scale, by_mean = torch.ops.aten.native_batch_norm_backward(
+            grad.float(), wide, scale, mean, variance, None, None, False, ctx.eps, [True] * 3
+        )  # as if statistics were constants
+        whole = torch.stack([by_scale, by_mean]).double()
         ranks.sum_([whole])
-        by_mean, by_scale = ((part / count).float().view(shape) for part in whole)
-        factor = scale if weight is None else scale * weight.float()
-        inner = factor.view(shape) * (wide - by_mean - normed * by_scale)
-        like = None if weight is None else weight.dtype
-        return (
-            inner.to(x.dtype),
-            None if weight is None else own[1].to(like),
-            None if weight is None else own[0].to(like),
-            None,
-        )
+        deviation = (variance.double() + ctx.eps).rsqrt()
+        slope = scale * deviation.square() * whole[0] / count
+        shift = scale * deviation * whole[1] / count - slope * mean
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        inner.addcmul_(wide, -slope.float().view(shape)).sub_(shift.float().view(shape))
+        if weight is None:
+            return inner.to(x.dtype), None, None, None
+        return inner.to(x.dtype), by_scale.to(weight.dtype), by_mean.to(weight.dtype), None
+
+
+def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every channel of ``(B, C, ...)``."""
+    if x.device.type == "cpu":  # four times as fast there as ``var_mean``
+        mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
+        return mean, variance
+    variance, mean = torch.var_mean(x, [a for a in range(x.dim()) if a != 1], correction=0)
+    return mean, variance
