@@ -37,6 +37,7 @@ from stamppruner import (
     TaskSampler,
     evaluate,
     finetune,
+    reinitialise_,
     swap_test,
 )
 from stamppruner.baselines import BBDropout, Full, Magnitude, Random, Taylor
@@ -81,12 +82,12 @@ class Bench:
 
         def structure(train: ArrayDataset, macs: float, seed: int) -> PruneResult:
             result = stamp(train, macs, seed)
-            _reset_(result.model, seed)
+            reinitialise_(result.model, seed)
             return result
 
         def scratch(train: ArrayDataset, _macs: float, seed: int) -> PruneResult:
             result = Full(measure_latency=False).prune(self.backbone, train)
-            _reset_(result.model, seed)
+            reinitialise_(result.model, seed)
             return result
 
         return {
@@ -191,14 +192,6 @@ class Bench:
         pruner.meta_fit(TaskSampler(reference, 10, config.shots, seed=0))
         pruner.save(path)
         return pruner
-
-
-def _reset_(model: nn.Module, seed: int) -> None:
-    """Random weights, as PyTorch's layers draw them."""
-    torch.manual_seed(seed)
-    for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
 
 
 def cells(args: argparse.Namespace, methods: list[str]) -> Iterator[tuple[str, str, float, int]]:
