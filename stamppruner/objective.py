@@ -1,4 +1,4 @@
-"""The objective of Eq. 3: task loss + KL of the gates, under masks of one of two kinds."""
+"""The objective of Eq. 2: task loss + KL of the gates, under masks of one of two kinds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Budgeted:
 
 
 def loss(logits: Tensor, labels: Tensor, net: GatedNet, kl_weight: float) -> Tensor:
-    """Cross-entropy plus weighted KL: one minibatch's share of Eq. 3.
+    """Cross-entropy plus weighted KL: one minibatch's share of Eq. 2.
 
     Args:
         logits: ``(B, ways)``.
