@@ -3,6 +3,7 @@
 from stamppruner.baselines._base import Baseline, ChannelBaseline
 from stamppruner.baselines._unstructured import WeightBaseline
 from stamppruner.baselines.bbdropout import BBDropout
+from stamppruner.baselines.edge_popup import EdgePopup
 from stamppruner.baselines.full import Full
 from stamppruner.baselines.magnitude import Magnitude
 from stamppruner.baselines.random import Random
@@ -14,6 +15,7 @@ __all__ = [
     "BBDropout",
     "Baseline",
     "ChannelBaseline",
+    "EdgePopup",
     "Full",
     "Magnitude",
     "Random",

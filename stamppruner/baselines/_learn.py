@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from stamppruner.errors import DataError
 from stamppruner.target import Target
 
 
@@ -47,11 +49,44 @@ def only_these_learn(model: nn.Module, tensors: Iterable[Tensor]) -> Iterator[No
             tensor.requires_grad_(needed)
 
 
-def minibatches(
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Images and labels of a target, in an order that is drawn before; has a length."""
+
+    target: Target
+    order: tuple[Tensor, ...]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for chosen in self.order:
+            images, labels = self.target.images[chosen], self.target.labels[chosen]
+            yield images.to(self.device), labels.to(self.device)
+
+
+def epochs(
+    target: Target, size: int, count: int, generator: torch.Generator, device: torch.device
+) -> Batches:
+    """Passes over the sample in new orders; what fills no batch is left to another pass."""
+    whole = len(target.labels)
+    size = min(size, whole)
+    orders = [torch.randperm(whole, generator=generator).split(size) for _ in range(count)]
+    return Batches(target, tuple(o for parts in orders for o in parts if len(o) == size), device)
+
+
+def draws(
     target: Target, size: int, steps: int, generator: torch.Generator, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random images and labels of the sample, without replacement inside a batch."""
-    count = len(target.labels)
-    for _ in range(steps):
-        chosen = torch.randperm(count, generator=generator)[: min(size, count)]
-        yield target.images[chosen].to(device), target.labels[chosen].to(device)
+) -> Batches:
+    """Batches that are each drawn from the whole sample."""
+    whole = len(target.labels)
+    order = [torch.randperm(whole, generator=generator)[: min(size, whole)] for _ in range(steps)]
+    return Batches(target, tuple(order), device)
+
+
+def check_finite(loss: Tensor, method: str, **rates: float) -> None:
+    """Raise DataError, naming the rates, unless the loss is finite."""
+    if not torch.isfinite(loss):
+        named = ", ".join(f"{name}={rate}" for name, rate in rates.items())
+        raise DataError(f"{method} diverged (loss {float(loss.detach())}): lower {named}")

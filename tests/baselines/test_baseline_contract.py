@@ -19,6 +19,7 @@ from stamppruner.baselines import (
     Baseline,
     BBDropout,
     ChannelBaseline,
+    EdgePopup,
     Full,
     Magnitude,
     Random,
@@ -35,7 +36,7 @@ from stamppruner.target import sample_target
 from stamppruner.zeros import held, released, weights_of
 
 CHANNELS = (Random, Magnitude, Taylor, BBDropout)
-WEIGHTS = (SNIP,)
+WEIGHTS = (SNIP, EdgePopup)
 X = torch.zeros(1, 3, SIZE, SIZE)
 IMAGES, LABELS = stripes(8)
 HALF = Budget(macs=0.5)
