@@ -30,8 +30,10 @@ from stamppruner.report import Report
 from stamppruner.slim import save_slim
 from stamppruner.summary import make_report
 from stamppruner.target import Target
+from stamppruner.zeros import num_held, released
 
-_BATCH = 128
+BATCH = 128
+"""Target images a pass."""
 
 _RECONSTRUCT = 512
 """Most target images, in one batch, that weights are re-solved on."""
@@ -49,7 +51,9 @@ class PruneResult:
 
     Attributes:
         model: a plain module of the model's own class. Only the layers in ``report.rewired`` have
-            hooks, which gather and scatter channels where the model's code fixes a width.
+            hooks, which gather and scatter channels where the model's code fixes a width. Of an
+            unstructured method it has the full widths, and weights that are held at zero, also
+            while it is trained (:mod:`~stamppruner.zeros`).
         plan: which channels were kept.
         report: printable, and savable as HTML or JSON.
         history: of :meth:`finetune`.
@@ -91,6 +95,9 @@ class PruneResult:
     def save(self, path: PathLike) -> None:
         """Write the slim model; :func:`stamppruner.load_slim` reads it.
 
+        Weights that are held at zero are zeros in the file; the network that is loaded has the
+        same outputs, and holds none of them if it is trained on.
+
         The file records the function that makes the full model, if it is one of torchvision's or
         timm's classifiers or one of this package's: then it loads without the model's class.
 
@@ -98,11 +105,11 @@ class PruneResult:
             CheckpointError: the path cannot be written.
         """
         check_writable(path)
-        graph = self.plan.graph
+        graph, plain = self.plan.graph, released(self.model)
         factory = recognise(self.structure) if self.structure else None
         save_slim(
             path,
-            self.model,
+            plain,
             {
                 "kept": self.plan.record(),
                 "factory": factory.to_json() if factory else None,
@@ -110,6 +117,7 @@ class PruneResult:
                 "images": dict(self.facts),
                 "budget": self.report.budget,
                 "reached": self.report.reached,
+                **({"held_at_zero": zeros} if (zeros := num_held(self.model)) else {}),
                 "settings": self.report.settings,
             },
         )
@@ -176,7 +184,7 @@ def finish(
     timings["cut_and_prove"] = perf_counter() - start
     start = perf_counter()
     device = first_floating(slim).device
-    batches = target.image_batches(_BATCH, device)
+    batches = target.image_batches(BATCH, device)
     if reconstruct:
         reconstruct_(slim, dense, plan, target.images[: _few(target)].to(device))
     elif recalibrate:
@@ -186,8 +194,8 @@ def finish(
     ranks.copy_from_first_(slim)
     timings["fit_weights"] = perf_counter() - start
     accuracies = {
-        "target_accuracy_before": _accuracy(dense, target),
-        "target_accuracy_after": _accuracy(slim, target),
+        "target_accuracy_before": sample_accuracy(dense, target),
+        "target_accuracy_after": sample_accuracy(slim, target),
     }
     report = make_report(
         dense,
@@ -211,7 +219,7 @@ def _few(target: Target) -> int:
     return max(2, min(_RECONSTRUCT, _RECONSTRUCT_PIXELS // target.images[0, 0].numel()))
 
 
-def _accuracy(model: nn.Module, target: Target) -> float | None:
+def sample_accuracy(model: nn.Module, target: Target) -> float | None:
     """Share of some target images that the model tells right; None if it gives no logits."""
     images, labels = (x[: _few(target)] for x in (target.images, target.labels))
     with running_statistics(model), torch.no_grad():
@@ -225,7 +233,7 @@ def fit_head_(model: nn.Module, head: str, target: Target) -> None:
     """Fit the head by ridge regression on the target, with batch norms on running statistics."""
     device = first_floating(model).device
     with running_statistics(model):
-        features = head_inputs(model, head, target.image_batches(_BATCH, device))
+        features = head_inputs(model, head, target.image_batches(BATCH, device))
     layer = model.get_submodule(head)
     if features is not None and isinstance(layer, nn.Linear):
         fit_ridge_(layer, features, target.labels.to(device))

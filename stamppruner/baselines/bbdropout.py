@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from stamppruner.baselines._base import Baseline
+from stamppruner.baselines._base import ChannelBaseline
 from stamppruner.channels import ChannelGraph, FloatArray
 from stamppruner.errors import ConfigError
 from stamppruner.gates import Gates
@@ -23,7 +23,7 @@ _MILESTONES = (0.5, 0.8)
 """Shares of the steps after which learning rates are divided by ten."""
 
 
-class BBDropout(Baseline):
+class BBDropout(ChannelBaseline):
     """Data-independent beta-Bernoulli dropout (Lee et al. 2018, "Adaptive Network Sparsification").
 
     Weights and the keep probabilities of all channels are learned together on the target, by

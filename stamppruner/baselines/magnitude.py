@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from stamppruner import layers
-from stamppruner.baselines._base import Baseline, rank_within_groups
+from stamppruner.baselines._base import ChannelBaseline, rank_within_groups
 from stamppruner.channels import KEPT, ChannelGraph, FloatArray
 from stamppruner.target import Target
 
 
-class Magnitude(Baseline):
+class Magnitude(ChannelBaseline):
     """L1 norm of the filters that write a channel, the same share of every layer."""
 
     name = "L1 magnitude"

@@ -6,14 +6,14 @@ import numpy as np
 from torch import nn
 from torch.nn import functional as F
 
-from stamppruner.baselines._base import Baseline
+from stamppruner.baselines._base import ChannelBaseline
 from stamppruner.channels import ChannelGraph, FloatArray
 from stamppruner.layers import first_floating
 from stamppruner.target import Target, check_fits
 from stamppruner.taylor import relative_to_group, taylor_scores
 
 
-class Taylor(Baseline):
+class Taylor(ChannelBaseline):
     """First-order Taylor scores on the target (Molchanov et al. 2017), normalised in each group."""
 
     name = "Taylor on the target"
