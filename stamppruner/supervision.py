@@ -115,7 +115,7 @@ class Supervision:
         if not self.classifies:
             return None
         check_logits(model, outputs, targets)
-        return float((outputs.argmax(1) == targets).float().mean())
+        return float((outputs.argmax(1) == targets).double().mean())
 
 
 @dataclass(frozen=True)
