@@ -87,7 +87,8 @@ class LayerClock:
 
         like = layers.first_floating(module)
         axis = layers.channel_axis(module, len(shape))
-        layer = resized(module, inputs, outputs).to(like.device, like.dtype)
+        with torch.random.fork_rng([]):  # a new layer draws weights
+            layer = resized(module, inputs, outputs).to(like.device, like.dtype)
         x = like.new_zeros(*shape[:axis], inputs, *shape[axis + 1 :]).requires_grad_()
         known = {"torch": torch, "layer": layer, "x": x}
         timer = Timer(self.statement, globals=known, num_threads=torch.get_num_threads())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from nets import head
 from stripes import loader, resnet, same_state, snapshot, vgg
 from torch import nn
 
@@ -135,9 +136,10 @@ def test_the_search_leaves_weights_and_modes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_search_that_diverges_is_told() -> None:
-    images = torch.randn(8, 3, 8, 8) * 1e30  # their variance overflows
+    images = torch.rand(8, 3, 8, 8) * 3e38  # sums overflow
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), head(8, 2))
     with pytest.raises(DataError, match=r"Edge-popup diverged .* lr=0\.1"):
-        EdgePopup(epochs=1).prune(vgg(), [(images, torch.arange(8) % 2)], Budget(params=0.5))
+        EdgePopup(epochs=1).prune(model, [(images, torch.arange(8) % 2)], Budget(params=0.5))
 
 
 @pytest.mark.parametrize(

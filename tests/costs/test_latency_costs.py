@@ -187,3 +187,10 @@ def test_the_fast_multiple_is_above_every_step_that_wastes_time(monkeypatch, was
 
 def test_narrow_networks_are_not_rounded(traced):
     assert LatencyMs(*traced).fast_multiple == 1
+
+
+def test_measuring_leaves_the_random_state(traced, tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    drawn = torch.random.get_rng_state()
+    LatencyMs(*traced)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
