@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,17 @@ def new_head(old: nn.Linear, classes: int) -> nn.Linear:
     if old.bias is not None:
         head.bias = nn.Parameter(old.bias.new_zeros(classes))
     return head
+
+
+@contextmanager
+def borrowed_parameters(head: nn.Linear, other: nn.Linear) -> Iterator[None]:
+    """A layer with the parameters of another in the block; its hooks, such as gates, stay."""
+    own = head.weight, head.bias, head.out_features
+    try:
+        head.weight, head.bias, head.out_features = other.weight, other.bias, other.out_features
+        yield
+    finally:
+        head.weight, head.bias, head.out_features = own
 
 
 def with_classes(

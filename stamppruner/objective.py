@@ -24,7 +24,19 @@ class Relaxed:
 
     def __call__(self, images: Tensor) -> Tensor:
         """A mask ``(num_channels,)`` for the set of images."""
-        return self.net.sample(images, temperature=self.temperature, generator=self.generator)
+        return self.of(self.net.evidence(images))
+
+    def of(self, evidence: Tensor) -> Tensor:
+        """The same, for the set's evidence ``(num_channels,)``."""
+        return self.net.posterior.sample(
+            evidence, temperature=self.temperature, generator=self.generator
+        )
+
+    @torch.no_grad()
+    def skip(self, number: int) -> None:
+        """Move the generator on by as many masks as another rank draws."""
+        for _ in range(number):
+            self.net.posterior.sample(temperature=self.temperature, generator=self.generator)
 
 
 @dataclass(frozen=True)
@@ -41,10 +53,19 @@ class Budgeted:
 
     def __call__(self, images: Tensor) -> Tensor:
         """A mask ``(num_channels,)`` of zeros and ones for the set of images."""
-        expected = self.net.keep_probability(images)
+        return self.of(self.net.evidence(images))
+
+    def of(self, evidence: Tensor) -> Tensor:
+        """The same, for the set's evidence ``(num_channels,)``."""
+        expected = self.net.posterior.keep_probability(evidence)
+        if not bool(expected.detach().isfinite().all()):
+            return expected  # no order of channels; the loss will not be finite either
         plan = self.chooser.choose(expected.detach().cpu().numpy(), self.budget)
         hard = torch.from_numpy(plan.keep.astype(np.float32)).to(expected)
         return hard + expected - expected.detach()
+
+    def skip(self, number: int) -> None:
+        """Nothing is drawn."""
 
 
 def loss(logits: Tensor, labels: Tensor, net: GatedNet, kl_weight: float) -> Tensor:

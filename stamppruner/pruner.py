@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
@@ -26,12 +25,14 @@ from stamppruner.errors import (
     UnsupportedModelError,
 )
 from stamppruner.factory import Structure, full_model, recognise
+from stamppruner.fitting import RunSettings, fit, peek, warn_of_gates
 from stamppruner.gated import GatedNet
+from stamppruner.guards import within
 from stamppruner.heads import find_head, num_outputs
 from stamppruner.history import History
 from stamppruner.io import PathLike, check_writable
 from stamppruner.meet import Met, meet
-from stamppruner.meta import Callback, MetaLearner
+from stamppruner.meta import Callback
 from stamppruner.pareto import AfterCut, Pareto, as_budgets
 from stamppruner.posteriors import BetaBernoulli, Posterior
 from stamppruner.progress import bar
@@ -46,12 +47,6 @@ from stamppruner.statistics import ImageStatistics
 from stamppruner.target import check_fits, first_images
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
 from stamppruner.trace import trace_channels
-from stamppruner.warmstart import keep_by_rank, task_scores, warm_start_on_tasks
-
-logger = logging.getLogger(__name__)
-
-_WARM_TASKS = 16
-"""Reference tasks whose scores pi starts from, and whose masks W is trained under."""
 
 
 class STAMPPruner:
@@ -124,49 +119,88 @@ class STAMPPruner:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
+    @ranks.together()
     def meta_fit(
-        self, ref_tasks: Any, *, progress: bool = True, callback: Callback | None = None
+        self,
+        ref_tasks: Any,
+        *,
+        progress: bool = True,
+        callback: Callback | None = None,
+        checkpoint_dir: PathLike | None = None,
+        checkpoint_minutes: float = 10.0,
+        keep: int = 3,
+        resume: bool = True,
+        log_dir: PathLike | None = None,
+        deterministic: bool = False,
+        max_skipped: int = 10,
+        loader_timeout: float | None = None,
     ) -> STAMPPruner:
         """Learn W, pi and theta over tasks of the reference data (Algorithm 1, lines 1 to 10).
+
+        Where ``torch.distributed`` is initialised, all ranks call this with the same reference;
+        each does its share of the work, and all get the same pruner. Files are written by rank 0.
 
         Args:
             ref_tasks: a :class:`~stamppruner.TaskSampler` (labels are the model's outputs), a
                 labelled data set, or a list of data sets or loaders, one a task.
             progress: show a bar where the output is a terminal.
             callback: called with the iteration and its figures.
+            checkpoint_dir: folder for checkpoints, one a run. SIGTERM then ends the call after
+                the iteration, with a checkpoint.
+            checkpoint_minutes: between two of them; 0 writes one after every iteration.
+            keep: so many of the last ones stay.
+            resume: go on from the last one there, bit for bit; False refuses a folder with some.
+            log_dir: folder for ``meta-fit.csv`` and, where it is installed, TensorBoard's files.
+            deterministic: use torch's deterministic algorithms alone.
+            max_skipped: steps are left out where the loss is not finite, but not more in a row.
+            loader_timeout: most seconds to wait for the images of a task; None waits for ever.
 
         Returns:
             self; ``self.history`` has one row an iteration.
 
         Raises:
-            DataError: tasks that cannot be used.
+            DataError: tasks that cannot be used, that do not come in time, or losses that are
+                not finite.
             UnsupportedModelError: see the class.
+            ConfigError: a value outside its range.
+            CheckpointError: checkpoints cannot be written or read, or are of another run.
+            MemoryLimitError: the device has not enough memory.
+            PreemptedError: SIGTERM came.
+            RankError: ranks of a distributed job disagree, or another one failed.
         """
         config = self.config
+        settings = RunSettings(
+            checkpoint_dir,
+            checkpoint_minutes,
+            keep,
+            resume,
+            log_dir,
+            deterministic,
+            max_skipped,
+            loader_timeout,
+        )
         source = as_sampler(ref_tasks, ways=config.ways, shots=config.shots, seed=config.seed)
-        probe_tasks = _peek(source)
+        probe = within(loader_timeout, lambda: peek(source)[0], "the images of a task")
         if self._net is None:
-            self._trace(probe_tasks[0].images[:1])
+            self._trace(probe.images[:1])
         net = self._gated()
-        head = find_head(net.model, net.graph)
         fitted = isinstance(source, LoaderTasks)
-        check_fits(net.model, probe_tasks[0].images[:1].to(net.device), int(not fitted))
+        check_fits(net.model, probe.images[:1].to(net.device), int(not fitted))
         if not fitted:
-            _check_outputs(net, _classes(source, probe_tasks))
-        keep = None
-        if not fitted and (config.warm_start or config.weight_steps):
-            scores = task_scores(net, _peek(source, _WARM_TASKS))
-            keep = torch.stack([keep_by_rank(one, net) for one in scores])
-            if config.warm_start:
-                warm_start_on_tasks(net, scores)
-        learner = MetaLearner(net, source, config, head, fitted, keep)
-        try:
-            self.history = learner.run(progress=progress, callback=callback)
-        finally:
-            _modes_like(net.model, self.model)
+            _check_outputs(net, _classes(source, probe))
+        self.history = fit(
+            net,
+            self.model,
+            source,
+            config,
+            settings,
+            again=self.meta_fitted,
+            progress=progress,
+            callback=callback,
+        )
         self.meta_fitted = True
-        self._seen = ImageStatistics.of(probe_tasks[0].images)
-        self._warn_dead(self.history)
+        self._seen = ImageStatistics.of(probe.images)
+        warn_of_gates(net, source, self.history)
         return self
 
     @torch.inference_mode(False)
@@ -443,34 +477,10 @@ class STAMPPruner:
             )
         return self._net
 
-    def _warn_dead(self, history: History) -> None:
-        live = history["live"][-1] if len(history) else 1.0
-        if live < 0.01:
-            logger.warning(
-                "only %.1f%% of the gates are live after meta-fitting: lower kl_scale", 100 * live
-            )
 
-
-def _modes_like(model: nn.Module, given: nn.Module) -> None:
-    """Set the modes of the given model; of a layer that it lacks, that of the module around it."""
-    modes = {name: module.training for name, module in given.named_modules()}
-    for name, module in model.named_modules():
-        module.training = modes.setdefault(name, modes.get(name.rpartition(".")[0], given.training))
-
-
-def _peek(source: TaskSource, n: int = 1) -> list[Task]:
-    """Tasks that are drawn without moving the source on."""
-    state = source.state_dict()
-    tasks = source.tasks(n)
-    source.load_state_dict(state)
-    return tasks
-
-
-def _classes(source: TaskSource, tasks: Sequence[Task]) -> Sequence[int]:
-    """All classes of a source that knows them, else those of some tasks."""
-    if isinstance(source, TaskSampler):
-        return list(source.by_class)
-    return [c for task in tasks for c in task.classes]
+def _classes(source: TaskSource, task: Task) -> Sequence[int]:
+    """All classes of a source that knows them, else those of a task."""
+    return list(source.by_class) if isinstance(source, TaskSampler) else task.classes
 
 
 def _check_budget(budget: Any) -> None:
