@@ -2,7 +2,7 @@
 
 from stamppruner.baselines._base import Baseline, ChannelBaseline
 from stamppruner.baselines._unstructured import WeightBaseline
-from stamppruner.baselines.bbdropout import BBDropout
+from stamppruner.baselines.bbdropout import BBDropout, DependentBBDropout
 from stamppruner.baselines.bn_scale import BNScale
 from stamppruner.baselines.edge_popup import EdgePopup
 from stamppruner.baselines.fpgm import FPGM
@@ -28,6 +28,7 @@ BASELINES: dict[str, type[Baseline]] = {
         Hessian,
         Taylor,
         BBDropout,
+        DependentBBDropout,
         SNIP,
         EdgePopup,
     )
@@ -43,6 +44,7 @@ __all__ = [
     "BNScale",
     "Baseline",
     "ChannelBaseline",
+    "DependentBBDropout",
     "EdgePopup",
     "Full",
     "Hessian",

@@ -78,11 +78,11 @@ def epochs(
 
 def draws(
     target: Target, size: int, steps: int, generator: torch.Generator, device: torch.device
-) -> Batches:
-    """Batches that are each drawn from the whole sample."""
-    whole = len(target.labels)
-    order = [torch.randperm(whole, generator=generator)[: min(size, whole)] for _ in range(steps)]
-    return Batches(target, tuple(order), device)
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and labels of batches that are each drawn from the whole sample, when asked for."""
+    for _ in range(steps):
+        chosen = torch.randperm(len(target.labels), generator=generator)[:size]
+        yield target.images[chosen].to(device), target.labels[chosen].to(device)
 
 
 def check_finite(loss: Tensor, method: str, **rates: float) -> None:

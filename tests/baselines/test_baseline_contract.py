@@ -23,6 +23,7 @@ from stamppruner.baselines import (
     BBDropout,
     BNScale,
     ChannelBaseline,
+    DependentBBDropout,
     EdgePopup,
     Full,
     Hessian,
@@ -42,7 +43,7 @@ from stamppruner.target import sample_target
 from stamppruner.zeros import held, released, weights_of
 
 WITHOUT_DATA = (Random, RandomWidths, Magnitude, FPGM, LAMP, BNScale)
-CHANNELS = (*WITHOUT_DATA, Hessian, Taylor, BBDropout)
+CHANNELS = (*WITHOUT_DATA, Hessian, Taylor, BBDropout, DependentBBDropout)
 WEIGHTS = (SNIP, EdgePopup)
 X = torch.zeros(1, 3, SIZE, SIZE)
 IMAGES, LABELS = stripes(8)
