@@ -26,6 +26,10 @@ CSS = """
   font: .9em ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
   color: inherit; background: none; padding: 0;
 }
+.stamppruner-report pre {
+  margin: 0; padding: .6rem .9rem; background: var(--panel); border: 1px solid var(--line);
+  border-radius: 8px; white-space: pre-wrap; overflow-wrap: anywhere; color: inherit;
+}
 .stamppruner-report .warnings {
   color: var(--warn); background: var(--warn-paper); border-left: 4px solid currentColor;
   border-radius: 4px; margin: 1rem 0; padding: .6rem 1rem;

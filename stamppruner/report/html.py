@@ -57,6 +57,7 @@ def fragment(report: Report) -> str:
         _reasons("Left whole", report.protected),
         _reasons("Cut in surroundings that stay wide", report.rewired),
         section("Time", _pairs("timings", report.timings, fmt.seconds)),
+        section("How to reproduce", _code(report.reproduce())),
         _settings(report),
     )
 
@@ -152,6 +153,10 @@ def _settings(report: Report) -> str:
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         rows.append([text(fmt.label(name)), f"<code>{text(shown)}</code>"])
     return section("Settings", table(["", ""], rows, "words"))
+
+
+def _code(lines: str) -> str:
+    return f"<pre><code>{escape(lines)}</code></pre>" if lines else ""
 
 
 def section(heading: str, content: str) -> str:
