@@ -10,6 +10,7 @@ from stamppruner.baselines.full import Full
 from stamppruner.baselines.hessian import Hessian
 from stamppruner.baselines.lamp import LAMP
 from stamppruner.baselines.magnitude import Magnitude
+from stamppruner.baselines.meta_pruning import MetaPruning
 from stamppruner.baselines.random import Random
 from stamppruner.baselines.random_widths import RandomWidths
 from stamppruner.baselines.snip import SNIP
@@ -29,6 +30,7 @@ BASELINES: dict[str, type[Baseline]] = {
         Taylor,
         BBDropout,
         DependentBBDropout,
+        MetaPruning,
         SNIP,
         EdgePopup,
     )
@@ -49,6 +51,7 @@ __all__ = [
     "Full",
     "Hessian",
     "Magnitude",
+    "MetaPruning",
     "Random",
     "RandomWidths",
     "Taylor",

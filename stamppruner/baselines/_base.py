@@ -191,10 +191,10 @@ class ChannelBaseline(Baseline):
             settings=self.settings(),
             measure_latency=self.measure_latency,
         )
-        self.finished_(result)
+        self.finished_(result, target)
         return result
 
-    def finished_(self, result: PruneResult) -> None:
+    def finished_(self, result: PruneResult, target: Target) -> None:
         """What a method does to the slim network at the end: nothing."""
 
 

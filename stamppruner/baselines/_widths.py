@@ -16,7 +16,7 @@ from stamppruner.ladder import Ladder, halvings
 TOLERANCE = 0.05
 """A drawn network uses at least this much less than all of a budget (theirs: 1950 to 2050 M)."""
 
-_DRAWS = 1000
+_DRAWS = 200
 """Draws a round, and rounds without a hit before draws are scaled."""
 
 _ROUNDS = 5

@@ -28,6 +28,7 @@ from stamppruner.baselines import (
     Full,
     Hessian,
     Magnitude,
+    MetaPruning,
     Random,
     RandomWidths,
     Taylor,
@@ -42,8 +43,17 @@ from stamppruner.result import fit_head_
 from stamppruner.target import sample_target
 from stamppruner.zeros import held, released, weights_of
 
+
+class Searched(MetaPruning):
+    """A search of seconds, whose network keeps the weights that were generated."""
+
+    def __init__(self, **settings: Any) -> None:
+        small = {"epochs": 3, "population": 4, "generations": 2, "reinitialise": False}
+        super().__init__(**{**small, **settings})
+
+
 WITHOUT_DATA = (Random, RandomWidths, Magnitude, FPGM, LAMP, BNScale)
-CHANNELS = (*WITHOUT_DATA, Hessian, Taylor, BBDropout, DependentBBDropout)
+CHANNELS = (*WITHOUT_DATA, Hessian, Taylor, BBDropout, DependentBBDropout, Searched)
 WEIGHTS = (SNIP, EdgePopup)
 X = torch.zeros(1, 3, SIZE, SIZE)
 IMAGES, LABELS = stripes(8)
@@ -73,7 +83,7 @@ def half(method: type[Baseline]) -> Budget:
 
 
 def test_the_suite_runs_over_all_methods() -> None:
-    assert set(BASELINES.values()) == {Full, *CHANNELS, *WEIGHTS}
+    assert set(BASELINES.values()) == {Full, MetaPruning, *CHANNELS, *WEIGHTS} - {Searched}
     assert all(kind.__doc__ and kind.name for kind in BASELINES.values())
 
 

@@ -51,7 +51,7 @@ def test_kl_of_both_forms_by_hand() -> None:
 
 
 def test_expected_masks_of_both_forms_by_hand() -> None:
-    """``E[pi] = b B(1 + 1/a, b)``, at ``a = 1``, ``b = 3`` it is 1/4; ``phi`` is linear, clamped."""
+    """``E[pi] = b B(1 + 1/a, b)``, at ``a = 1``, ``b = 3`` it is 1/4; ``phi`` is clamped."""
     posterior = BetaBernoulli(1)
     with torch.no_grad():
         posterior.a_uc.fill_(softplus_inverse(1.0))
@@ -184,7 +184,7 @@ def test_channels_that_images_do_not_open_score_low() -> None:
     graph, target = trace_channels(model, X), sample_target(loader(), 96)
     low, high = (
         DependentBBDropout(
-            epochs=1, dependent_epochs=60, weights_lr=0.0, pi_lr=0.05, kl_scale=scale
+            epochs=1, dependent_epochs=25, weights_lr=0.0, pi_lr=0.1, kl_scale=scale
         ).scores(model, graph, target)
         for scale in (1e3, 0.0)
     )
