@@ -21,6 +21,7 @@ from stamppruner.baselines import (
     Full,
     Hessian,
     Magnitude,
+    MetaPruning,
     RandomWidths,
     Taylor,
 )
@@ -170,7 +171,7 @@ ROWS = {
         Row("SNIP (P)", "unstructured", _baseline(_snip(pretrained=True), _params)),
         Row("SNIP", "unstructured", _baseline(_snip(pretrained=False), _params), swept=True),
         Row("Random Pruning", "structured", _baseline(_plain(RandomWidths))),
-        Row("MetaPruning", "structured", _baseline(_learned(BBDropout)), learns=True),
+        Row("MetaPruning", "structured", _baseline(_learned(MetaPruning)), learns=True),
         Row("BBDropout", "structured", _baseline(_learned(BBDropout)), learns=True, swept=True),
         Row("STAMP-Structure", "structured", _fresh_weights(_stamp)),
         Row("STAMP", "structured", _stamp, swept=True),
