@@ -404,3 +404,8 @@ def test_ranks_run_from_zero_to_one_in_each_group() -> None:
     for group in graph.groups:
         assert sorted(ranks[group.channels]) == pytest.approx(np.linspace(0, 1, group.size))
         assert (ranks[group.channels].argsort() == scores[group.channels].argsort()).all()
+
+
+def test_the_page_on_baselines_has_all_of_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text()
+    assert [name for name in BASELINES if f"| `{name}` |" not in page] == []
