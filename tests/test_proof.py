@@ -109,7 +109,5 @@ def test_equal_patterns_do_not_hide_that_halves_are_interleaved(width, monkeypat
     def wiring(net, x):
         return net.head(net.last(F.channel_shuffle(net.first(x).relu(), 2)))
 
-    model, graph = traced(
-        wiring, first=conv_bn(3, width), last=conv_bn(width, 6), head=head(6)
-    )
+    model, graph = traced(wiring, first=conv_bn(3, width), last=conv_bn(width, 6), head=head(6))
     assert all(check_equivalence(model, ChannelPlan.random(graph, 0.5, s)) for s in range(10))
