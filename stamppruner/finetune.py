@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stamppruner.batches import as_loader, reread
 from stamppruner.errors import ConfigError, DataError
 from stamppruner.evidence import running_statistics
 from stamppruner.history import History
@@ -25,7 +26,6 @@ from stamppruner.supervision import (
     Mixup,
     Supervision,
 )
-from stamppruner.target import as_loader, reread
 
 _BATCH = 64
 
@@ -177,18 +177,20 @@ def evaluate(
     model: nn.Module,
     loader: Any,
     *,
-    metric_fn: MetricFn | None = None,
+    loss_fn: LossFn | None = None,
     forward_fn: ForwardFn | None = None,
+    metric_fn: MetricFn | None = None,
 ) -> float:
     """Share of images whose largest logit is their label, in evaluation mode.
 
     Args:
         model: images ``(B, C, H, W)`` to logits ``(B, classes)``, left in its mode.
-        loader: yields (images, labels); with a ``metric_fn`` pairs of inputs and targets of any
-            structure.
-        metric_fn: outputs and targets of a batch to a number, of which the mean over all samples
-            is given in place of the accuracy.
+        loader: yields (images, labels); with one of the functions pairs of inputs and targets of
+            any structure.
+        loss_fn: outputs and targets of a batch to a scalar, of which the mean over all samples is
+            given where there is no ``metric_fn``.
         forward_fn: model and inputs to outputs; by default ``model(inputs)``.
+        metric_fn: the same in place of the accuracy; larger is better.
 
     Raises:
         DataError: unusable batches, or none.
@@ -197,8 +199,9 @@ def evaluate(
         >>> evaluate(nn.Flatten(), [(torch.eye(2).view(2, 1, 1, 2), torch.tensor([0, 0]))])
         0.5
     """
-    ignored = None if metric_fn is None else (lambda *_: torch.zeros(()))
-    task = Supervision(loss_fn=ignored, forward_fn=forward_fn, metric_fn=metric_fn)
+    if metric_fn is not None:
+        loss_fn = loss_fn or (lambda *_: torch.zeros(()))  # not asked for
+    task = Supervision(loss_fn, forward_fn, metric_fn)
     return _measure(model, loader, task)[task.metric or "loss"]
 
 

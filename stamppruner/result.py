@@ -29,6 +29,7 @@ from stamppruner.reconstruct import reconstruct_
 from stamppruner.report import Report
 from stamppruner.slim import save_slim
 from stamppruner.summary import make_report
+from stamppruner.supervision import CLASSIFICATION, Supervision
 from stamppruner.target import Target
 from stamppruner.zeros import num_held, released
 
@@ -61,6 +62,7 @@ class PruneResult:
             they were ranked; None of a baseline.
         structure: of the whole network, by which a file names the function that makes it.
         facts: what the data set said of its images (names of classes, mean, std).
+        task: what it was pruned to do, by which it is fine-tuned and evaluated.
     """
 
     model: nn.Module
@@ -70,6 +72,7 @@ class PruneResult:
     keep_probability: FloatArray | None = None
     structure: Structure | None = None
     facts: Mapping[str, list[Any]] = field(default_factory=dict)
+    task: Supervision = CLASSIFICATION
 
     def finetune(self, loader: Any, epochs: int, **settings: Any) -> History:
         """Train the slim model; see :func:`stamppruner.finetune` for the settings.
@@ -78,6 +81,7 @@ class PruneResult:
         dense model does not know the slim parameters.
         """
         start = perf_counter()
+        settings = {**self._functions, **settings}
         self.history = finetune(self.model, loader, epochs=epochs, **settings)
         self._add(timings={"finetune": perf_counter() - start})
         return self.history
@@ -85,12 +89,17 @@ class PruneResult:
     def evaluate(self, loader: Any) -> float:
         """Accuracy of the slim model in [0, 1], which the report notes.
 
-        As ``accuracy_after_cut`` before fine-tuning, as ``accuracy_after_finetune`` after it.
+        As ``accuracy_after_cut`` before fine-tuning, as ``accuracy_after_finetune`` after it. Of a
+        task of one's own it is the ``metric_fn``, or else the loss, under such names.
         """
-        accuracy = evaluate(self.model, loader)
-        name = "accuracy_after_finetune" if len(self.history) else "accuracy_after_cut"
-        self._add(metrics={name: accuracy})
-        return accuracy
+        found = evaluate(self.model, loader, **self._functions)
+        stage = "after_finetune" if len(self.history) else "after_cut"
+        self._add(metrics={f"{self.task.metric or 'loss'}_{stage}": found})
+        return found
+
+    @property
+    def _functions(self) -> dict[str, Any]:
+        return {name: getattr(self.task, name) for name in ("loss_fn", "forward_fn", "metric_fn")}
 
     def save(self, path: PathLike) -> None:
         """Write the slim model; :func:`stamppruner.load_slim` reads it.
@@ -189,14 +198,12 @@ def finish(
         reconstruct_(slim, dense, plan, target.images[: _few(target)].to(device))
     elif recalibrate:
         recalibrate_(slim, batches)
+    fit_head = fit_head and target.task.classifies
     if fit_head and (head := find_head(slim, plan.graph)) is not None:
         fit_head_(slim, head, target)
     ranks.copy_from_first_(slim)
     timings["fit_weights"] = perf_counter() - start
-    accuracies = {
-        "target_accuracy_before": sample_accuracy(dense, target),
-        "target_accuracy_after": sample_accuracy(slim, target),
-    }
+    metrics = {**sample_merit(dense, target, "before"), **sample_merit(slim, target, "after")}
     report = make_report(
         dense,
         slim,
@@ -205,13 +212,15 @@ def finish(
         title=title,
         budget=budget,
         warnings=warnings,
-        metrics={name: value for name, value in accuracies.items() if value is not None},
+        metrics=metrics,
         timings=timings,
         settings={**settings, **({"ranks": ranks.count()} if ranks.count() > 1 else {})},
         measure_latency=measure_latency,
         times=met.times,
     )
-    return PruneResult(slim, plan, report, structure=Structure.of(dense), facts=target.facts)
+    return PruneResult(
+        slim, plan, report, structure=Structure.of(dense), facts=target.facts, task=target.task
+    )
 
 
 def _few(target: Target) -> int:
@@ -219,14 +228,22 @@ def _few(target: Target) -> int:
     return max(2, min(_RECONSTRUCT, _RECONSTRUCT_PIXELS // target.images[0, 0].numel()))
 
 
-def sample_accuracy(model: nn.Module, target: Target) -> float | None:
-    """Share of some target images that the model tells right; None if it gives no logits."""
-    images, labels = (x[: _few(target)] for x in (target.images, target.labels))
+def sample_merit(model: nn.Module, target: Target, stage: str) -> dict[str, float]:
+    """The figure of merit on some target images, by its name in a report; empty if there is none.
+
+    Args:
+        model: full or slim.
+        target: the sample.
+        stage: ``"before"`` or ``"after"`` the cut.
+    """
+    images, targets = (x[: _few(target)] for x in (target.images, target.labels))
+    device, task = first_floating(model).device, target.task
     with running_statistics(model), torch.no_grad():
-        logits = model(images.to(first_floating(model).device))
-    if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
-        return None
-    return float((logits.argmax(1).cpu() == labels.cpu()).float().mean())
+        outputs = task.outputs(model, images.to(device))
+    if task.classifies and (not isinstance(outputs, torch.Tensor) or outputs.dim() != 2):
+        return {}
+    merit = task.merit(model, outputs, targets.to(device))
+    return {} if merit is None else {f"target_{task.metric}_{stage}": merit}
 
 
 def fit_head_(model: nn.Module, head: str, target: Target) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
+from stamppruner.batches import Batch, as_loader, checked_batches
 from stamppruner.errors import ConfigError, DataError, StampError
-from stamppruner.target import as_loader, checked_batches
+from stamppruner.tasks import check_batch
 
 ForwardFn = Callable[[nn.Module, Any], Any]
 """Model and inputs of a batch, on the model's device, to outputs."""
@@ -74,6 +75,43 @@ class Supervision:
                 )
             yield _to(inputs, device), _to(targets, device), sizes[0]
 
+    def image_batches(self, loader: Any, *, channels: int | None = None) -> Iterator[Batch]:
+        """Images ``(B, C, H, W)`` and targets ``(B, ...)`` of every batch, checked.
+
+        Args:
+            loader: of a data set that is pruned for.
+            channels: if given, images have so many.
+
+        Raises:
+            DataError: a batch is no such pair; for classification, see
+                :func:`~stamppruner.batches.checked_batches`.
+        """
+        if self.classifies:
+            yield from checked_batches(loader, channels=channels)
+            return
+        for number, batch in enumerate(as_loader(loader)):
+            where = f"target batch {number}"
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise DataError(
+                    f"{where} is a {type(batch).__name__}: to prune for it, yield (images, targets)"
+                )
+            images, targets = batch
+            check_batch(images, channels=channels, where=where)
+            if not isinstance(targets, Tensor) or targets.shape[:1] != images.shape[:1]:
+                kind = type(targets).__name__
+                found = tuple(targets.shape) if isinstance(targets, Tensor) else kind
+                raise DataError(
+                    f"{where}: targets are {found} for {len(images)} images: give one tensor "
+                    "(B, ...), and take it apart in loss_fn"
+                )
+            yield images, targets
+
+    def each(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Losses that sum to the batch's mean loss times its size, by sample where known."""
+        if self.loss_fn is None:
+            return F.cross_entropy(outputs.float(), targets, reduction="none")
+        return self.loss(None, outputs, targets) * len(targets)
+
     def outputs(self, model: nn.Module, inputs: Any) -> Any:
         """What the model makes of the inputs.
 
@@ -90,7 +128,7 @@ class Supervision:
                 "loader with drop_last=True, or another batch size"
             ) from error
 
-    def loss(self, model: nn.Module, outputs: Any, targets: Any) -> Tensor:
+    def loss(self, model: nn.Module | None, outputs: Any, targets: Any) -> Tensor:
         """The scalar to minimise.
 
         Raises:
@@ -116,6 +154,10 @@ class Supervision:
             return None
         check_logits(model, outputs, targets)
         return float((outputs.argmax(1) == targets).double().mean())
+
+
+CLASSIFICATION = Supervision()
+"""Images to classes by logits, their cross-entropy and accuracy."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +224,7 @@ class Mixup:
         return share * inputs + (1 - share) * inputs[order], targets[order], share
 
 
-def check_logits(model: nn.Module, logits: Any, labels: Any) -> None:
+def check_logits(model: nn.Module | None, logits: Any, labels: Any) -> None:
     """Raise unless they are logits that have an output for every label.
 
     Raises:

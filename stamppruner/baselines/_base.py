@@ -18,6 +18,7 @@ from stamppruner.heads import find_head, with_classes
 from stamppruner.layers import first_floating
 from stamppruner.meet import Met, meet
 from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
+from stamppruner.supervision import ForwardFn, LossFn, MetricFn, Supervision
 from stamppruner.target import SAMPLE, Target, check_fits, first_images
 from stamppruner.trace import trace_channels
 
@@ -45,7 +46,12 @@ class Baseline(ABC):
     Args:
         sample: most target images that scores, batch norms and the head are fitted on.
         measure_latency: time forward passes of both networks for the report.
+        loss_fn, forward_fn, metric_fn: of a task that is not classification, as for
+            :func:`stamppruner.finetune`; not of every method.
         seed: of everything random.
+
+    Raises:
+        ConfigError: a ``loss_fn`` for a method that learns classes.
     """
 
     name: str
@@ -54,10 +60,23 @@ class Baseline(ABC):
     structured: ClassVar[bool] = True
     """Whether it removes channels; else it holds single weights at zero."""
 
+    any_task: ClassVar[bool] = True
+    """Whether it prunes for a ``loss_fn`` of one's own."""
+
     def __init__(
-        self, *, sample: int = SAMPLE, measure_latency: bool = True, seed: int = 0
+        self,
+        *,
+        sample: int = SAMPLE,
+        measure_latency: bool = True,
+        loss_fn: LossFn | None = None,
+        forward_fn: ForwardFn | None = None,
+        metric_fn: MetricFn | None = None,
+        seed: int = 0,
     ) -> None:
         self.sample, self.measure_latency, self.seed = sample, measure_latency, seed
+        self.task = Supervision(loss_fn, forward_fn, metric_fn)
+        if loss_fn is not None and not self.any_task:
+            raise ConfigError(f"{type(self).__name__} learns classes: leave out loss_fn")
 
     @abstractmethod
     def prune(
@@ -87,7 +106,7 @@ class Baseline(ABC):
 
     def settings(self) -> dict[str, Any]:
         """The arguments that it was made with, for the report."""
-        return {key: value for key, value in vars(self).items() if key != "name"}
+        return {k: v for k, v in vars(self).items() if k not in ("name", "task")}
 
     def _prepared(
         self, model: nn.Module, loader: Any, graph: ChannelGraph | None, *, remove: bool
@@ -97,15 +116,15 @@ class Baseline(ABC):
         With ``remove``, a model without channels to remove is refused before data are read.
         """
         if graph is None:
-            graph = trace_channels(model, first_images(loader)[:1])
+            graph = trace_channels(model, first_images(loader, self.task)[:1])
         if remove:
             check_prunable(graph)
-        target = ranks.sample_target(loader, self.sample, seed=self.seed)
+        target = ranks.sample_target(loader, self.sample, seed=self.seed, task=self.task)
         dense, graph = with_classes(model, graph, target.num_classes)
-        head = find_head(dense, graph)
+        head = find_head(dense, graph) if self.task.classifies else None
         image = target.images[:1].to(first_floating(dense).device)
         logits = head is not None or not self.structured
-        check_fits(dense, image, target.num_classes if logits else 0)
+        check_fits(dense, image, target.num_classes if logits else 0, self.task)
         return Prepared(dense, graph, target, head)
 
     def _require(self, holds: bool, name: str, what: str) -> None:

@@ -22,7 +22,7 @@ from stamppruner.errors import BudgetError, UnsupportedModelError
 from stamppruner.factory import Structure
 from stamppruner.layers import first_floating
 from stamppruner.report import Report
-from stamppruner.result import BATCH, PruneResult, fit_head_, sample_accuracy
+from stamppruner.result import BATCH, PruneResult, fit_head_, sample_merit
 from stamppruner.summary import make_report
 from stamppruner.target import Target
 from stamppruner.zeros import held, hold_, num_held, released, weights_of
@@ -47,6 +47,7 @@ class WeightBaseline(Baseline):
     """
 
     structured: ClassVar[bool] = False
+    any_task: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -99,12 +100,12 @@ class WeightBaseline(Baseline):
         count = self._count(chooser, layers, budget)
         structure = Structure.of(dense)
         start = perf_counter()
-        metrics: dict[str, float | None] = {}
+        metrics: dict[str, float] = {}
         if not self.pretrained:
             self.draw_(dense)
         elif ready.head is not None:
             fit_head_(dense, ready.head, target)
-            metrics["target_accuracy_before"] = sample_accuracy(dense, target)
+            metrics |= sample_merit(dense, target, "before")
         if count is not None:
             hold_(dense, ranks.from_first(lambda: self.choose_(dense, layers, target, count)))
         timings = {"choose_weights": perf_counter() - start}
@@ -112,7 +113,7 @@ class WeightBaseline(Baseline):
         self._fit_(ready)
         ranks.copy_from_first_(dense)
         timings["fit_weights"] = perf_counter() - start
-        metrics["target_accuracy_after"] = sample_accuracy(dense, target)
+        metrics |= sample_merit(dense, target, "after")
         report = self._report(dense, chooser, budget, metrics, timings)
         plan = ChannelPlan.full(ready.graph)
         return PruneResult(dense, plan, report, structure=structure, facts=target.facts)
@@ -167,7 +168,7 @@ class WeightBaseline(Baseline):
         model: nn.Module,
         chooser: Chooser,
         budget: Budget | None,
-        metrics: Mapping[str, float | None],
+        metrics: Mapping[str, float],
         timings: dict[str, float],
     ) -> Report:
         """The report of a dense network, in which ``params`` counts what is not held at zero."""
@@ -185,7 +186,7 @@ class WeightBaseline(Baseline):
             title=self.name,
             budget=budget,
             warnings=[note],
-            metrics={name: value for name, value in metrics.items() if value is not None},
+            metrics=metrics,
             timings=timings,
             settings={**self.settings(), "held_at_zero": zeros},
             measure_latency=self.measure_latency,

@@ -47,6 +47,7 @@ class BBDropout(ChannelBaseline):
     """
 
     name = "BBDropout"
+    any_task = False
 
     def __init__(
         self,

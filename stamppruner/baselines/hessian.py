@@ -37,6 +37,7 @@ class Hessian(ChannelBaseline):
     """
 
     name = "Hessian diagonal"
+    any_task = False
 
     def __init__(self, *, images: int = 256, **settings: Any) -> None:
         super().__init__(**settings)

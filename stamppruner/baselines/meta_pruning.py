@@ -27,7 +27,7 @@ from stamppruner.gates import Gates
 from stamppruner.layers import first_floating
 from stamppruner.meet import Met
 from stamppruner.reinitialise import reinitialise_
-from stamppruner.result import BATCH, PruneResult, sample_accuracy
+from stamppruner.result import BATCH, PruneResult, sample_merit
 from stamppruner.surgery import cut
 from stamppruner.target import Target
 
@@ -80,6 +80,7 @@ class MetaPruning(ChannelBaseline):
     """
 
     name = "MetaPruning"
+    any_task = False
 
     def __init__(
         self,
@@ -195,8 +196,7 @@ class MetaPruning(ChannelBaseline):
         metrics.pop("target_accuracy_before", None)  # of generated weights, at full width
         if self.reinitialise:
             reinitialise_(result.model, self.seed)
-            if (accuracy := sample_accuracy(result.model, target)) is not None:
-                metrics["target_accuracy_after"] = accuracy
+            metrics |= sample_merit(result.model, target, "after")
         result.report = dataclasses.replace(result.report, metrics=metrics)
 
     def _any_widths(self, graph: ChannelGraph, random: np.random.Generator) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from torch import nn
-from torch.nn import functional as F
 
 from stamppruner.baselines._base import ChannelBaseline
 from stamppruner.channels import ChannelGraph, FloatArray
@@ -21,11 +20,8 @@ class Taylor(ChannelBaseline):
     def scores(self, model: nn.Module, graph: ChannelGraph, target: Target) -> FloatArray:
         """Scores relative to the root mean square of their group."""
         device = first_floating(model).device
-        check_fits(model, target.images[:1].to(device), target.num_classes)
-        scores = taylor_scores(
-            model,
-            graph,
-            target.batches(50, device),
-            lambda logits, labels: F.cross_entropy(logits, labels, reduction="none"),
-        )
+        task = target.task
+        check_fits(model, target.images[:1].to(device), target.num_classes, task)
+        batches = target.batches(50, device)
+        scores = taylor_scores(model, graph, batches, task.each, task.outputs)
         return np.asarray(relative_to_group(scores, graph).cpu().numpy())
