@@ -5,9 +5,9 @@
     python benchmarks/small_data.py --table             # the tables, from the JSON
 
 ``--reference`` is a tree of image folders (100 classes of Tiny-ImageNet at 32x32 for the figures in
-the repository), ``--cifar`` one of CIFAR-10, ``--fashion`` torchvision's folder of Fashion-MNIST. The
-backbone is trained once, the pruner is meta-fitted once, and both are kept in ``--cache``. Every
-method gets the same backbone, head start (ridge head, batch norms of the target), epochs and
+the repository), ``--cifar`` one of CIFAR-10, ``--fashion`` torchvision's folder of Fashion-MNIST.
+The backbone is trained once, the pruner is meta-fitted once, and both are kept in ``--cache``.
+Every method gets the same backbone, head start (ridge head, batch norms of the target), epochs and
 schedule. Every run is written to ``benchmarks/results/small-data-ARCH.json`` when it is done, and
 not run again.
 """

@@ -42,6 +42,22 @@ class DataError(StampError):
     """Images, labels, tasks or loaders that cannot be used as given."""
 
 
+class DivergedError(DataError):
+    """Losses that are not finite, step after step; the message names what went first."""
+
+
+class LoaderTimeoutError(DataError):
+    """Data that did not come in time."""
+
+
+class MemoryLimitError(StampError):
+    """The device has not enough memory; the message names the settings that need less."""
+
+
+class PreemptedError(StampError):
+    """SIGTERM came, and work stopped after a checkpoint."""
+
+
 class CheckpointError(StampError):
     """A file that cannot be written, or read, or does not fit the model."""
 

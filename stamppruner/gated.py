@@ -14,6 +14,7 @@ from stamppruner.evidence import ChannelReader
 from stamppruner.gates import Gates
 from stamppruner.layers import first_floating
 from stamppruner.posteriors import Posterior
+from stamppruner.supervision import CLASSIFICATION, Supervision
 
 
 class GatedNet:
@@ -24,12 +25,19 @@ class GatedNet:
         graph: its channels.
         posterior: q(m | o), with pi, gamma and beta.
         encoder: e(X; theta).
+        task: what W is to do with images.
     """
 
     def __init__(
-        self, model: nn.Module, graph: ChannelGraph, posterior: Posterior, encoder: SetEncoder
+        self,
+        model: nn.Module,
+        graph: ChannelGraph,
+        posterior: Posterior,
+        encoder: SetEncoder,
+        task: Supervision = CLASSIFICATION,
     ) -> None:
         like = first_floating(model)
+        self.task = task
         self.model, self.graph = model, graph
         self.posterior = posterior.to(like.device)
         self.encoder = encoder.to(like.device)

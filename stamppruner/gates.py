@@ -40,6 +40,7 @@ class Gates:
 
     def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
         modules = dict(model.named_modules())
+        self._mask = _Mask()
         self._sites: list[tuple[nn.Module, _Gate | _NormGate]] = []
         for layer in graph.layers.values():
             if layer.kind == "channelwise" or (layer.inputs == KEPT).all():
@@ -51,22 +52,22 @@ class Gates:
                     "trace this model anew"
                 )
             index = np.where(layer.inputs == KEPT, graph.num_channels, layer.inputs)
-            gate = _Gate(self, torch.from_numpy(index))
+            gate = _Gate(self._mask, torch.from_numpy(index))
             self._sites.append((module, _NormGate(gate, layer.norm) if layer.norm else gate))
-        self._extended: Tensor | None = None
         self._handles: list[RemovableHandle] = []
 
     @property
     def values(self) -> Tensor | None:
         """Mask ``(num_channels,)``, or ``(B, num_channels)`` with one a sample; None is open."""
-        return None if self._extended is None else self._extended[..., :-1]
+        extended = self._mask.extended
+        return None if extended is None else extended[..., :-1]
 
     @values.setter
     def values(self, mask: Tensor | None) -> None:
         if mask is None:
-            self._extended = None
+            self._mask.extended = None
         else:
-            self._extended = torch.cat([mask, mask.new_ones((*mask.shape[:-1], 1))], dim=-1)
+            self._mask.extended = torch.cat([mask, mask.new_ones((*mask.shape[:-1], 1))], dim=-1)
 
     def inject(self) -> None:
         """Register the hooks (once)."""
@@ -94,15 +95,25 @@ class Gates:
             self.eject()
 
 
+class _Mask:
+    """What the gates of a model share: the mask, and a 1 behind it for positions that stay.
+
+    Gates do not hold :class:`Gates` itself, which holds the model: such a circle would keep the
+    weights in memory until Python looks for circles.
+    """
+
+    extended: Tensor | None = None
+
+
 class _Gate:
     """Forward pre-hook that multiplies a layer's input by the mask of its channels."""
 
-    def __init__(self, gates: Gates, index: Tensor) -> None:
-        self.gates, self.index = gates, index
+    def __init__(self, shared: _Mask, index: Tensor) -> None:
+        self.shared, self.index = shared, index
 
     def mask(self, x: Tensor) -> Tensor | None:
         """Mask of the positions, ``(C,)``, or ``(B, C)`` where each sample has its own."""
-        mask = self.gates._extended
+        mask = self.shared.extended
         if mask is None:
             return None
         if self.index.device != mask.device:

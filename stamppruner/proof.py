@@ -70,17 +70,26 @@ class _Case:
     ) -> Equivalence:
         """Cut some groups, to a half or to an odd number a block, and compare."""
         counts = {g.name: _count(g, odd) for g in groups}
-        return self.compared(graph, counts)
+        return self.compared(graph, counts, apart=not odd)
 
-    def compared(self, graph: ChannelGraph, counts: dict[str, int]) -> Equivalence:
-        """Cut groups to a count a block, at random, and compare."""
+    def compared(
+        self, graph: ChannelGraph, counts: dict[str, int], *, apart: bool = False
+    ) -> Equivalence:
+        """Cut groups to a count a block, at random, and compare.
+
+        Blocks that are ``apart`` keep their first and their last channels in turn: random ones of
+        few may be in the right order by chance.
+        """
         self.tick()
         rng = np.random.default_rng(0)
         keep = np.ones(graph.num_channels, dtype=bool)
         for group in graph.groups:
             for b in range(group.blocks):
-                chosen = rng.permutation(group.block_size)[counts.get(group.name, group.size) :]
-                keep[group.start + b * group.block_size + chosen] = False
+                order = rng.permutation(group.block_size)
+                if apart and group.blocks > 1:
+                    order = np.arange(group.block_size)[:: (-1) ** b]
+                dropped = order[counts.get(group.name, group.size) :]
+                keep[group.start + b * group.block_size + dropped] = False
         plan = ChannelPlan(graph, keep)
         slim = [surgery.cut(self.model, plan, share=True)]
         return compare(self.model, slim.pop(), plan, self.inputs, passes=self.passes)

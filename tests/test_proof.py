@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from nets import Net, conv_bn, head, seeded
 from torch import nn
 
-from stamppruner import ChannelPlan, check_equivalence, trace_channels
+from stamppruner import ChannelPlan, check_equivalence, rules, trace_channels
 
 
 def traced(wiring, **layers):
@@ -99,3 +99,15 @@ def test_without_proof_what_is_mixed_may_be_cut_and_the_check_notices():
     graph = trace_channels(model, torch.zeros(1, 3, 8, 8), certify=False)
     assert "first.0" in sizes(graph)
     assert not check_equivalence(model, ChannelPlan.random(graph))
+
+
+@pytest.mark.parametrize("width", range(6, 30, 2))
+def test_equal_patterns_do_not_hide_that_halves_are_interleaved(width, monkeypatch):
+    """Without the rule for shuffles, the proof alone must find that the halves need one pattern."""
+    monkeypatch.setattr(rules, "interleaved", lambda *_: ())
+
+    def wiring(net, x):
+        return net.head(net.last(F.channel_shuffle(net.first(x).relu(), 2)))
+
+    model, graph = traced(wiring, first=conv_bn(3, width), last=conv_bn(width, 6), head=head(6))
+    assert all(check_equivalence(model, ChannelPlan.random(graph, 0.5, s)) for s in range(10))
