@@ -57,6 +57,12 @@ class STAMPConfig:
 
     Raises:
         ConfigError: a value outside its range.
+
+    Example:
+        >>> import dataclasses
+        >>> quick = dataclasses.replace(STAMPConfig(seed=1), iterations=10)
+        >>> quick.iterations, quick.seed, STAMPConfig.paper().iterations
+        (10, 1, 2000)
     """
 
     iterations: int = 100

@@ -43,7 +43,7 @@ class Diagnosis:
         warnings: what is wrong, with the remedy.
 
     Example:
-        >>> found = Diagnosis(("a", "b"), (0.9, 0.8), (0.4, 0.4), (0,) * 10, 0.1, 0.01, 0.7, 0.9, ())
+        >>> found = Diagnosis(("a", "b"), (1, 1), (0.4, 0.4), (0,) * 10, 0.1, 0.01, 0.7, 0.9, ())
         >>> found.moved / found.moved_resampled  # sets move gates more than halves of one do
         10.0
     """

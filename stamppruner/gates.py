@@ -28,6 +28,13 @@ from stamppruner.norms import Norm
 class Gates:
     """The gates of one model: injected on entry, ejected on exit, also after an exception.
 
+    Args:
+        model: the dense model; its hooks change, and nothing else.
+        graph: its channels.
+
+    Raises:
+        PlanError: the graph is of another model.
+
     Example:
         >>> from stamppruner import trace_channels
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))

@@ -61,6 +61,13 @@ def save_slim(path: PathLike, model: nn.Module, plan: Mapping[str, Any]) -> None
 def describe(path: PathLike) -> dict[str, Any]:
     """The plan in a slim file; reads its header only.
 
+    Args:
+        path: a file of :meth:`PruneResult.save`.
+
+    Returns:
+        What the file says of itself, as JSON values: kept channels, budget asked and reached,
+        names of the classes, settings.
+
     Raises:
         CheckpointError: the file cannot be read or is not a slim file of a known version.
 

@@ -82,7 +82,17 @@ def scope_of_readme() -> dict[str, Any]:
     }
 
 
-SCOPES: dict[str, Callable[[], dict[str, Any]]] = {"README.md": scope_of_readme}
+def scope_of_baselines() -> dict[str, Any]:
+    return {
+        "model": ResNet((1, 1), (8, 16), num_classes=10),
+        "loader": [(torch.randn(20, 3, 16, 16), torch.arange(20) % 10)],
+    }
+
+
+SCOPES: dict[str, Callable[[], dict[str, Any]]] = {
+    "README.md": scope_of_readme,
+    "baselines.md": scope_of_baselines,
+}
 
 
 @pytest.fixture

@@ -66,7 +66,8 @@ class ExportReport:
         quantization: only of int8 files.
 
     Example:
-        >>> print(ExportReport("a.onnx", "ONNX", 2048, {"images": ("batch", 3, 8, 8)}, (1, 3), 2e-7))
+        >>> inputs = {"images": ("batch", 3, 8, 8)}
+        >>> print(ExportReport("a.onnx", "ONNX", 2048, inputs, (1, 3), 2e-7))
         a.onnx: ONNX, 2.00 KiB
         inputs: images (batch, 3, 8, 8)
         relative difference to the model: 2.0e-07 (batches of 1, 3)
