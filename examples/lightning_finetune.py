@@ -20,7 +20,7 @@ from stamppruner.models import resnet18
 class FineTune(lightning.LightningModule):
     def __init__(self, result: PruneResult, lr: float) -> None:
         super().__init__()
-        self.net, self.lr = result.model, lr
+        self.net, self.lr = result.model.train(), lr  # Lightning leaves the mode as it is
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
         images, labels = batch

@@ -8,7 +8,9 @@ changed.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import runpy
 import shlex
 import shutil
 import sys
@@ -26,13 +28,23 @@ import stamppruner.swap
 from stamppruner.cli import main
 from stamppruner.data import ArrayDataset, digits, render_characters
 from stamppruner.models import ResNet
+from stamppruner.report import Report
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
-NOT_RUN = ("pip ", "python ", "ruff ", "pre-commit ", "pytest ", ".ci/run", "stamppruner demo")
+NOT_RUN = (
+    "pip ",
+    "python ",
+    "sphinx-build ",
+    "ruff ",
+    "pre-commit ",
+    "pytest ",
+    ".ci/run",
+    "stamppruner demo",
+)
 """Commands that install, check this repository, repeat a benchmark, or have tests of their own."""
 
 SMALL = {"meta-fit": ["--iterations", "1", "--weight-steps", "1", "--tasks", "1", "--shots", "4"]}
@@ -182,3 +194,20 @@ def test_named_files_exist() -> None:
         named = re.findall(r"`((?:examples|benchmarks|docs)/[\w/.-]+\.\w+)`", page.read_text())
         missing = [name for name in named if not (ROOT / name).exists()]
         assert not missing, f"{page.name} names {missing}"
+
+
+def test_pictures_are_those_that_the_script_draws(tmp_path: Path) -> None:
+    """So the one with figures shows those of the benchmark's record."""
+    place = ROOT / "docs" / "pictures"
+    drawn = runpy.run_path(str(place / "draw.py"))
+    drawn["Picture"].write.__globals__["OUT"] = tmp_path
+    for draw in drawn["PICTURES"]:
+        draw()
+    assert {path.name for path in tmp_path.iterdir()} == {p.name for p in place.glob("*.svg")}
+    for path in tmp_path.iterdir():
+        assert path.read_text() == (place / path.name).read_text(), f"{path.name} is out of date"
+
+
+def test_the_report_that_a_page_shows_is_a_record_of_this_format() -> None:
+    record = json.loads((ROOT / "docs" / "records" / "start.json").read_text())
+    assert Report.from_json(record).to_json() == record

@@ -81,7 +81,7 @@ def slim_in(folder, make=None):
 
 def test_timm_folder(tmp_path, monkeypatch, capsys):
     folder = write_tree(tmp_path / "photos", 3, 6)
-    options = ["--tiny", "--model", "mobilenetv3_small_050", "--out", tmp_path]
+    options = ["--tiny", "--model", "test_resnet", "--out", tmp_path]
     data = ["--data", folder / "train", "--test", folder / "test"]
     ran("timm_folder", monkeypatch, *options, *data)
     assert describe(tmp_path / "slim.safetensors")["images"]["classes"] == [

@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 from statistics import mean
 
-HERE = Path(__file__).parent
+OUT = Path(__file__).parent
+RESULTS = OUT.parents[1] / "benchmarks" / "results"
 INK, SOFT, LINE, PANEL = "#1d242b", "#5b6772", "#d8dee4", "#f4f6f8"
 KEPT, REMOVED, WARM = "#12466f", "#b9c3cd", "#b35900"
 
@@ -71,7 +72,7 @@ class Picture:
                 )
 
     def write(self, name: str) -> None:
-        (HERE / name).write_text("\n".join([*self.parts, "</svg>"]) + "\n")
+        (OUT / name).write_text("\n".join([*self.parts, "</svg>"]) + "\n")
 
 
 def idea() -> None:
@@ -211,7 +212,7 @@ def gates() -> None:
 
 def digits() -> None:
     """Accuracy of every method on the digits, before and after training; mean of the seeds."""
-    record = json.loads((HERE.parents[1] / "benchmarks/results/digits-resnet.json").read_text())
+    record = json.loads((RESULTS / "digits-resnet.json").read_text())
     runs = [{row["method"]: row for row in run["rows"]} for run in record["runs"]]
     methods = list(runs[0])
     p = Picture(820, 80 + 46 * len(methods), "Accuracy on the digits before and after training")
@@ -247,6 +248,8 @@ def digits() -> None:
     p.write("digits.svg")
 
 
+PICTURES = (idea, channels, gates, digits)
+
 if __name__ == "__main__":
-    for draw in (idea, channels, gates, digits):
+    for draw in PICTURES:
         draw()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stamppruner.errors import CheckpointError, ConfigError
@@ -165,12 +165,12 @@ def compare(results: Mapping[str, Any] | Iterable[Any]) -> Comparison:
     """
     named = _named(results)
     first = next(iter(named.values()))
-    reports, warnings = {}, []
+    reports: dict[str, Report] = {}
+    warnings: list[str] = []
     for name, report in named.items():
         if "latency_ms" in report.after and _setting(report) != _setting(first):
             after = {cost: v for cost, v in report.after.items() if cost != "latency_ms"}
-            record = report.to_json() | {"after": after}
-            report = Report.from_json(record)
+            report = replace(report, after=after)
             warnings.append(f"{name}: its latency was measured in another setting than the first's")
         reports[name] = report
     return Comparison(reports, tuple(warnings))
