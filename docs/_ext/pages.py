@@ -1,7 +1,9 @@
 """The API reference: a page for each public package, and names that docstrings mention."""
 
+import argparse
 import importlib
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from sphinx.ext.napoleon.docstring import GoogleDocstring
 from sphinx.util.nodes import make_refnode
 
 import stamppruner
+from stamppruner import cli
 
 PACKAGES = (
     "stamppruner",
@@ -69,9 +72,24 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, "utf-8")
 
 
+def commands_page() -> str:
+    """The help of every command, as the terminal shows it."""
+    os.environ["COLUMNS"] = "90"  # of argparse's text
+    parser = cli._parser()
+    (group,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    lines = ["Commands", "========", "", "``stamppruner COMMAND --help`` shows the same.", ""]
+    for name, command in [("", parser), *group.choices.items()]:
+        title = f"stamppruner {name}".strip()
+        lines += [title, "-" * len(title), "", ".. code-block:: text", ""]
+        lines += [f"   {line}".rstrip() for line in command.format_help().splitlines()] + [""]
+    return "\n".join(lines)
+
+
 def make(app: Sphinx) -> None:
+    folder = Path(app.srcdir) / "api"
     for package in PACKAGES:
-        write(Path(app.srcdir) / "api" / f"{package}.rst", api_page(package))
+        write(folder / f"{package}.rst", api_page(package))
+    write(folder / "commands.rst", commands_page())
 
 
 def resolve(
