@@ -51,3 +51,11 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
+
+nitpick_ignore_regex = [
+    # Other libraries: an inventory of their names would have to be fetched.
+    (r"py:.*", r"(torch|numpy|collections|os|abc|pathlib|typing|matplotlib|Figure)\b.*"),
+    # What autodoc makes of annotations that it cannot evaluate, and of private bases.
+    (r"py:class", r".*[\[~].*"),
+    (r"py:class", r"stamppruner(\.\w+)*\._.*"),
+]

@@ -55,13 +55,13 @@ class GatedNet:
         return self._reader.standardised(pseudo.to(first_floating(self.model).dtype)).float()
 
     def keep_probability(self, images: Tensor) -> Tensor:
-        """``E[m]`` of every channel for a set of images ``(B, C, H, W)`` (Eq. 13)."""
+        """``E[m]`` of every channel for a set of images ``(B, C, H, W)`` (Eq. 14)."""
         return self.posterior.keep_probability(self.evidence(images))
 
     def sample(
         self, images: Tensor, *, temperature: float, generator: torch.Generator | None
     ) -> Tensor:
-        """A relaxed mask ``(num_channels,)`` for a set of images (Eq. 11)."""
+        """A relaxed mask ``(num_channels,)`` for a set of images (Eq. 12)."""
         return self.posterior.sample(
             self.evidence(images), temperature=temperature, generator=generator
         )

@@ -1,4 +1,4 @@
-"""The objective of Eq. 3: task loss + KL of the gates, under masks of one of two kinds."""
+"""The objective of Eq. 2: task loss + KL of the gates, under masks of one of two kinds."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Budgeted:
 
 
 def loss(outputs: Any, targets: Tensor, net: GatedNet, kl_weight: float) -> Tensor:
-    """Task loss plus weighted KL: one minibatch's share of Eq. 3.
+    """Task loss plus weighted KL: one minibatch's share of Eq. 2.
 
     Args:
         outputs: logits ``(B, ways)``, or what the task's own loss takes.

@@ -71,6 +71,13 @@ class Pareto:
         warnings: what the reader should know; those of a single network name its budget.
         settings: of the reports: configuration, versions, how latency was measured.
         results: the networks, one a point; none where the record alone was read.
+
+    Example:
+        >>> small = Point({"macs": 0.25}, {"macs": 1e6}, {"accuracy_after_cut": 0.8})
+        >>> print(Pareto("ResNet", Point({}, {"macs": 4e6}, {}), (small,)))
+        budget         MACs  after cut
+        full network  4.00M          -
+        MACs 25.0%    1.00M      80.0%  *
     """
 
     model: str

@@ -63,6 +63,14 @@ class PruneResult:
         structure: of the whole network, by which a file names the function that makes it.
         facts: what the data set said of its images (names of classes, mean, std).
         task: what it was pruned to do, by which it is fine-tuned and evaluated.
+
+    Example:
+        >>> from stamppruner.baselines import Magnitude
+        >>> from stamppruner.models import ResNet
+        >>> data = [(torch.randn(6, 3, 8, 8), torch.arange(6) % 3)]
+        >>> result = Magnitude().prune(ResNet((1, 1), (8, 8), 3), data, Budget(macs=0.5))
+        >>> result.report.reached["macs"] <= 0.5, type(result.model).__name__
+        (True, 'ResNet')
     """
 
     model: nn.Module

@@ -1,11 +1,17 @@
-"""Pages that are made when the site is built: one for each public package."""
+"""The API reference: a page for each public package, and names that docstrings mention."""
 
 import importlib
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.ext.napoleon.docstring import GoogleDocstring
+from sphinx.util.nodes import make_refnode
 
 import stamppruner
 
@@ -68,6 +74,45 @@ def make(app: Sphinx) -> None:
         write(Path(app.srcdir) / "api" / f"{package}.rst", api_page(package))
 
 
+def resolve(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement
+) -> nodes.Element | None:
+    """Names as docstrings write them: of their own module, or of one that has no page.
+
+    A name that is nowhere in the package stays unresolved, which is an error of the build.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    target = node["reftarget"]
+    found = {
+        name: entry
+        for name, entry in env.get_domain("py").objects.items()
+        if f".{name}".endswith(f".{target}") and not entry.aliased
+    }
+    if len(found) == 1:
+        ((name, entry),) = found.items()
+        return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, text, name)
+    return text if found or _exists(target) else None
+
+
+def _exists(target: str) -> bool:
+    """Whether it is a module of this package, or a name in one."""
+    parts = target.split(".")
+    for length in range(len(parts), 0, -1) if parts[0] == "stamppruner" else ():
+        try:
+            value: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            value = getattr(value, part, None)
+        return value is not None
+    modules = [m for name, m in sys.modules.items() if name.startswith("stamppruner.")]
+    return len(parts) == 1 and any(hasattr(module, target) for module in modules)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
+    # Napoleon takes what stands before a colon in the docstring of a property for a type.
+    GoogleDocstring._parse_attribute_docstring = lambda _self: []
     app.connect("builder-inited", make, priority=100)
+    app.connect("missing-reference", resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 from stamppruner.report import Report
 from stamppruner.report.html import fragment
 
-RECORD = Path(__file__).parents[1] / "records" / "quickstart.json"
+RECORD = Path(__file__).parents[1] / "records" / "start.json"
 
 
 class IncludeReport(Directive):

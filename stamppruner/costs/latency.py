@@ -35,7 +35,11 @@ Timed = Callable[..., list[float]]
 
 
 class Latency(Cost):
-    """The common part of both costs."""
+    """The common part of both costs: milliseconds, measured layer by layer and as a whole.
+
+    Raises:
+        BudgetError: the graph was made without example inputs, so there is nothing to time.
+    """
 
     unit = "ms"
     timed: ClassVar[Timed]

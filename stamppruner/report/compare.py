@@ -15,12 +15,16 @@ from stamppruner.report.html import document, element, number, section, table, t
 from stamppruner.report.plot import Kind, Mark, plot_svg
 
 _FORMAT = 1
-_ACCURACIES = {
+_METRICS = {
     "accuracy_after_finetune": "fine-tuned",
     "accuracy_after_cut": "after cut",
     "target_accuracy_after": "own images, after cut",
+    "metric_after_finetune": "metric, fine-tuned",
+    "metric_after_cut": "metric, after cut",
+    "loss_after_finetune": "loss, fine-tuned",
+    "loss_after_cut": "loss, after cut",
 }
-"""Metrics that can be compared, the one that tells most first."""
+"""What can be compared, the one that tells most first; metrics and losses of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +46,17 @@ class Comparison:
 
     @property
     def metrics(self) -> list[str]:
-        """Accuracies that at least one has, the one that tells most first."""
-        return [m for m in _ACCURACIES if any(m in r.metrics for r in self.reports.values())]
+        """Accuracies, metrics or losses that one has at least, those that tell most first."""
+        return [m for m in _METRICS if any(m in r.metrics for r in self.reports.values())]
 
     def table(self) -> str:
         """For a terminal; shares in brackets are of each network's own size before."""
-        headers = ["", *map(fmt.label, self.costs), *(_ACCURACIES[m] for m in self.metrics), "time"]
+        headers = ["", *map(fmt.label, self.costs), *(_METRICS[m] for m in self.metrics), "time"]
         rows = [
             [
                 name,
                 *(_with_share(report, cost) for cost in self.costs),
-                *(_accuracy(report, metric) for metric in self.metrics),
+                *(_metric(report, metric) for metric in self.metrics),
                 _seconds(report),
             ]
             for name, report in self.reports.items()
@@ -106,9 +110,10 @@ class Comparison:
         """Empty unless every network has an accuracy of one kind, and its multiply-adds."""
         reports = self.reports.items()
         kinds = [
-            Kind(_ACCURACIES[metric], [_mark(name, r, metric) for name, r in reports])
+            Kind(_METRICS[metric], [_mark(name, r, metric) for name, r in reports])
             for metric in self.metrics
-            if all(metric in r.metrics and r.after.get("macs", 0) > 0 for _, r in reports)
+            if "accuracy" in metric
+            and all(metric in r.metrics and r.after.get("macs", 0) > 0 for _, r in reports)
         ]
         if not kinds:
             return ""
@@ -121,7 +126,7 @@ class Comparison:
         )
 
     def _rows(self) -> str:
-        headers = ["", *map(fmt.label, self.costs), *(_ACCURACIES[m] for m in self.metrics), "time"]
+        headers = ["", *map(fmt.label, self.costs), *(_METRICS[m] for m in self.metrics), "time"]
         rows = []
         for name, report in self.reports.items():
             cells = [text(name)]
@@ -132,7 +137,7 @@ class Comparison:
                 cells.append(shown + share)
             for metric in self.metrics:
                 key = f"{name}.metrics.{metric}"
-                cells.append(number(key, report.metrics.get(metric), _accuracy(report, metric)))
+                cells.append(number(key, report.metrics.get(metric), _metric(report, metric)))
             rows.append([*cells, text(_seconds(report))])
         return table([text(header) for header in headers], rows)
 
@@ -154,10 +159,9 @@ def compare(results: Mapping[str, Any] | Iterable[Any]) -> Comparison:
 
     Example:
         >>> small = Report("L1", "ResNet", {"macs": 4e6}, {"macs": 1e6})
-        >>> print(compare([small, Report("random", "ResNet", {"macs": 4e6}, {"macs": 2e6})]))
-                        MACs  time
+        >>> large = Report("random", "ResNet", {"macs": 4e6}, {"macs": 2e6})
+        >>> print(compare([small, large]).table().splitlines()[1])
         L1      1.00M (25.0%)     -
-        random  2.00M (50.0%)     -
     """
     named = _named(results)
     first = next(iter(named.values()))
@@ -216,9 +220,11 @@ def _with_share(report: Report, name: str) -> str:
     return _cost(report, name) + ("" if left is None else f" ({fmt.share(left)})")
 
 
-def _accuracy(report: Report, name: str) -> str:
+def _metric(report: Report, name: str) -> str:
     value = report.metrics.get(name)
-    return fmt.MISSING if value is None else fmt.share(value)
+    if value is None:
+        return fmt.MISSING
+    return fmt.share(value) if "accuracy" in name else fmt.number(value)
 
 
 def _seconds(report: Report) -> str:

@@ -169,7 +169,7 @@ def _pairs(group: str, values: Mapping[str, float], show: Callable[[float], str]
         [text(fmt.label(name)), number(f"{group}.{name}", value, show(value))]
         for name, value in values.items()
     ]
-    return table(["", ""], rows)
+    return table(["", ""], rows, "pairs")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:

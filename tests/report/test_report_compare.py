@@ -79,3 +79,12 @@ def test_record_and_page(tmp_path):
     assert "http" not in page.replace("http-equiv", "")
     assert "<circle" in page  # all have an accuracy after the cut
     assert "<circle" not in compare([STAMP, replace(L1, metrics={})])._repr_html_()
+
+
+def test_metrics_of_the_users_own_are_plain_numbers():
+    own = replace(STAMP, metrics={"metric_after_cut": 12.5, "loss_after_finetune": 0.25})
+    header, line = compare([own]).table().splitlines()
+    assert "metric, after cut" in header
+    assert "loss, fine-tuned" in header
+    assert line.split()[-4:] == ["12.5", "0.25", "3.50", "s"]
+    assert "<circle" not in compare([own])._repr_html_()
