@@ -121,6 +121,9 @@ def finetune(
         raise ConfigError(f"finetune(patience={patience}) needs evaluate_on to judge epochs by")
     if mixup and loss_fn is not None:
         raise ConfigError(f"finetune(mixup={mixup}) mixes labels of classes: leave out loss_fn")
+    given = {"optimizer": optimizer, "schedule": schedule}
+    if wrong := [n for n, f in given.items() if f is not None and not callable(f)]:
+        raise ConfigError(f"finetune({wrong[0]}={given[wrong[0]]!r}): pass a function, or None")
     task = Supervision(loss_fn, forward_fn, metric_fn, label_smoothing)
     taught = None if teacher is None else Distillation(teacher, distill, temperature)
     batches = as_loader(reread(loader), batch_size=_BATCH, shuffle=True, seed=seed or 0)

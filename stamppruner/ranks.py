@@ -123,13 +123,13 @@ def sample_target(
         if task.classifies:
             check_labels(labels)
         return target
-    shape = tuple(target.images.shape[1:]), tuple(target.labels.shape[1:])
-    facts = (target.num_images, shape, target.images.dtype, labels)
-    numbers, shapes, dtypes, seen = zip(*_messages("target", facts), strict=True)
-    if len(set(shapes)) > 1 or len(set(dtypes)) > 1:
+    shape, targets_shape = (tuple(x.shape[1:]) for x in (target.images, target.labels))
+    facts = (target.num_images, shape, targets_shape, target.images.dtype, labels)
+    numbers, shapes, targets_shapes, dtypes, seen = zip(*_messages("target", facts), strict=True)
+    if len({*zip(shapes, targets_shapes, dtypes, strict=True)}) > 1:
         raise RankError(
-            f"the ranks' target images and labels have shapes {list(shapes)} and types "
-            f"{list(dtypes)}: give all ranks images of one kind"
+            f"the ranks' target images have shapes {list(shapes)} and types {list(dtypes)}, their "
+            f"targets {list(targets_shapes)}: give all ranks data of one kind"
         )
     if task.classifies:
         check_labels(set().union(*seen))

@@ -46,6 +46,12 @@ class Supervision:
     metric_fn: MetricFn | None = None
     label_smoothing: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ("loss_fn", "forward_fn", "metric_fn"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise ConfigError(f"{name}={value!r}: pass a function, or None")
+
     @property
     def classifies(self) -> bool:
         """Whether batches are images and labels, and outputs are logits."""

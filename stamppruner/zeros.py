@@ -4,6 +4,9 @@ A held weight is a parametrization of PyTorch's (``torch.nn.utils.parametrize``)
 a mask. The layer reads ``weight * mask`` wherever it reads its weight, so optimizers, copies and
 state dicts need to know nothing of it, and no step of training brings a weight back. Multiply-adds,
 bytes and latency stay those of the dense network.
+
+``torch.save`` takes no whole module with parametrizations: save its state dict, or the plain copy
+that :func:`released` makes.
 """
 
 from __future__ import annotations

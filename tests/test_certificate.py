@@ -228,3 +228,16 @@ def test_no_weights_are_left_to_the_garbage_collector():
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+
+
+def test_up_to_a_limit_only_what_comes_before_counts():
+    model = seeded(plain)
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    plan = ChannelPlan.random(graph)
+    slim = shrink(model, plan)
+    nn.init.zeros_(slim[4].weight)
+    inputs = Inputs.of(torch.zeros(1, 3, 8, 8), model)
+    verdict = compare(model, slim, plan, inputs)
+    assert (verdict.passed, verdict.worst_layer, verdict.agreed) == (False, "4", 5)
+    assert compare(model, slim, plan, inputs, limit=5)
+    assert not compare(model, slim, plan, inputs, limit=6)

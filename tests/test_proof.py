@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import Net, conv_bn, head, seeded
+from nets import ChannelsFirstNorm, Net, conv_bn, head, seeded
 from torch import nn
 
-from stamppruner import ChannelPlan, check_equivalence, rules, trace_channels
+from stamppruner import ChannelPlan, check_equivalence, proof, rules, trace_channels
+from stamppruner.comparison import compare
 
 
 def traced(wiring, **layers):
@@ -111,3 +112,44 @@ def test_equal_patterns_do_not_hide_that_halves_are_interleaved(width, monkeypat
 
     model, graph = traced(wiring, first=conv_bn(3, width), last=conv_bn(width, 6), head=head(6))
     assert all(check_equivalence(model, ChannelPlan.random(graph, 0.5, s)) for s in range(10))
+
+
+class Fixed(nn.Module):
+    """A norm, for which nothing can be rewired, and a width that the code may fix behind it."""
+
+    def __init__(self, fixed):
+        super().__init__()
+        self.inner, self.norm, self.last = conv_bn(6, 8), ChannelsFirstNorm(8), conv_bn(8, 6)
+        self.fixed = fixed
+
+    def forward(self, x):
+        x = self.norm(self.inner(x))
+        return self.last(x.view(-1, 8, *x.shape[2:]) if self.fixed else x)
+
+
+def protected_blocks(fixed, monkeypatch):
+    """Which of some blocks are protected, and how many comparisons it took to find out."""
+    made = []
+    monkeypatch.setattr(proof, "compare", lambda *a, **k: made.append(1) or compare(*a, **k))
+    blocks = nn.Sequential(*map(Fixed, fixed))
+    model = seeded(
+        lambda: Net(
+            lambda net, x: net.head(net.last(net.blocks(net.first(x)))),
+            first=conv_bn(3, 6), blocks=blocks, last=conv_bn(6, 6), head=head(6),
+        )
+    )  # fmt: skip
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    assert check_equivalence(model, ChannelPlan.random(graph))
+    return [f"blocks.{b}.inner.0" in graph.protected for b in range(len(fixed))], len(made)
+
+
+def test_blocks_that_fail_alike_are_protected_at_once(monkeypatch):
+    few, fast = protected_blocks([True] * 3, monkeypatch)
+    many, slow = protected_blocks([True] * 6, monkeypatch)
+    assert all(few + many)
+    assert fast == slow
+
+
+def test_blocks_that_do_not_fail_alike_are_not_protected(monkeypatch):
+    fixed = [True, False, False, True]
+    assert protected_blocks(fixed, monkeypatch)[0] == fixed

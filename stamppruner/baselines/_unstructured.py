@@ -143,16 +143,16 @@ class WeightBaseline(Baseline):
                 f"{self.name} holds weights at zero, which lowers no other cost than params: pass "
                 f"Budget(params=...), not {budget}"
             )
-        full = int(chooser.costs["params"].full)
-        (limit,) = budget.limits([chooser.costs["params"]])
+        cost = chooser.costs["params"]
+        (limit,) = budget.limits([cost])  # of the network without projected shortcuts
         weights = sum(cast(Tensor, layer.weight).numel() for layer in layers.values())
-        rest = full - weights
+        rest = int(cost(chooser.full_widths())) - weights
+        least = rest + len(layers)
         if (count := math.floor(limit * (1 + 1e-12)) - rest) < len(layers):
             raise BudgetError(
-                f"{budget} cannot be met by {self.name}: the least reachable is "
-                f"{rest + len(layers)} parameters ({(rest + len(layers)) / full:.2%} of the full "
-                f"network's): {rest} in biases, norms and layers that are left whole, and a weight "
-                "in each of the others"
+                f"{budget} cannot be met by {self.name}: the least reachable is {least} parameters "
+                f"({least / cost.full:.2%} of the full network's): {rest} in biases, norms and "
+                "layers that are left whole, and a weight in each of the others"
             )
         return min(count, weights)
 
@@ -191,7 +191,7 @@ class WeightBaseline(Baseline):
             settings={**self.settings(), "held_at_zero": zeros},
             measure_latency=self.measure_latency,
         )
-        after = {**report.after, "params": report.before["params"] - zeros}
+        after = {**report.after, "params": report.after["params"] - zeros}
         bounds = budget.bounds() if budget else {}
         reached = {
             name: after[name] / report.before[name] if bound <= 1 else after[name]

@@ -11,7 +11,10 @@ from stamppruner.target import Target
 
 
 class Random(ChannelBaseline):
-    """A random choice of the same share of every layer."""
+    """A random choice of the same share of every layer.
+
+    ``RandomWidths`` draws the shares, too, as MetaPruning and STAMP's tables do.
+    """
 
     name = "random"
 

@@ -169,6 +169,15 @@ _RESNET: dict[str, Any] = {
     "config": {**_PAPER["config"], "shots": 50, "minibatch_size": 100},
     "paper_config": {"iterations": 3000, "shots": 50, "pi_lr": 0.5},
 }
+_RESNET_SMALL: dict[str, Any] = {
+    "weights": 0.1,
+    "skip_1x1": True,
+    "config": {"iterations": 60, "weight_steps": 30, "weight_lr": 0.05},
+    "budgets": (0.1,),
+    "weight_shares": (0.2, 0.02),
+    "sizes": (250, 500),
+    "prune_epochs": (1,),
+}
 
 PRESETS = {
     preset.name: preset
@@ -179,8 +188,7 @@ PRESETS = {
         Preset("resnet18-svhn", "resnet18", ("svhn",),
                **(_PAPER | _RESNET | {"finetune": Training(20, 0.1, 128)})),
         Preset("vgg19-small", "vgg19", **_SMALL),
-        Preset("resnet18-small", "resnet18",
-               **(_SMALL | {"weights": 0.1, "skip_1x1": True})),
+        Preset("resnet18-small", "resnet18", **(_SMALL | _RESNET_SMALL)),
     )
 }  # fmt: skip
 """By name. Those of two words are the paper's; the small ones take about an hour on two cores."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from stripes import loader, resnet, same_state, snapshot, vgg
+from stripes import SIZE, loader, resnet, same_state, snapshot, vgg
 from torch import nn
 
-from stamppruner import Budget, reinitialise_
+from stamppruner import Budget, project_shortcuts, reinitialise_
 from stamppruner.baselines import SNIP
 from stamppruner.baselines._unstructured import top
 from stamppruner.errors import ConfigError
@@ -18,7 +18,7 @@ from stamppruner.heads import with_classes
 from stamppruner.result import fit_head_
 from stamppruner.target import Target, sample_target
 from stamppruner.trace import trace_channels
-from stamppruner.zeros import held, weights_of
+from stamppruner.zeros import held, num_held, weights_of
 
 
 def tiny(frozen: bool = False) -> tuple[nn.Module, Target]:
@@ -123,6 +123,19 @@ def test_a_masked_head_is_fitted_before_it_is_masked() -> None:
     mask = held(result.model)["classifier"]
     assert not mask.all()
     assert torch.allclose(result.model.classifier.weight, dense.classifier.weight * mask)
+
+
+def test_projected_shortcuts_count_as_what_they_add() -> None:
+    """A share is of the network as it was given, and the layers that were added are used up."""
+    model = resnet()
+    projected = project_shortcuts(model, torch.zeros(1, 3, SIZE, SIZE))
+    full = sum(p.numel() for p in model.parameters())
+    assert sum(p.numel() for p in projected.parameters()) > full
+    result = SNIP().prune(projected, loader(), Budget(params=0.5))
+    left = sum(p.numel() for p in projected.parameters()) - num_held(result.model)
+    assert result.report.before["params"] == full
+    assert result.report.after["params"] == left
+    assert 0.49 * full < left <= 0.5 * full
 
 
 def test_the_papers_settings_leave_shortcuts_whole() -> None:
