@@ -55,14 +55,11 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
     Statistics taken under masks are not those of the whole network.
     """
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     for norm in norms:
-        norm.momentum = 0.0
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked = norm.num_batches_tracked.clone()
+        norm.track_running_stats = False  # with a momentum of 0, a batch with NaN would spoil them
     try:
         yield
     finally:
-        for norm, (momentum, batches) in zip(norms, before, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, batches
+        for norm in norms:
+            norm.track_running_stats = True

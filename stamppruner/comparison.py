@@ -50,6 +50,14 @@ class Equivalence:
         tolerance: bound on ``max_rel`` that was applied.
         error: what the slim network raised, if it did not run.
         agreed: inputs and outputs of layers that agreed, in call order, before any that did not.
+
+    Example:
+        >>> from stamppruner import ChannelPlan, check_equivalence, trace_channels
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        >>> graph = trace_channels(net, torch.zeros(1, 3, 9, 9))
+        >>> found = check_equivalence(net, ChannelPlan.random(graph, keep=0.5))
+        >>> found.passed, found.max_abs < 1e-9
+        (True, True)
     """
 
     max_abs: float

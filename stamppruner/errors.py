@@ -10,7 +10,16 @@ import reprlib
 
 
 class StampError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package.
+
+    Example:
+        >>> from stamppruner import Budget
+        >>> try:
+        ...     Budget(macs=-1)
+        ... except StampError as error:
+        ...     print(error)
+        Budget(macs=-1): pass a share in (0, 1] or a number
+    """
 
 
 class UnsupportedModelError(StampError):
@@ -31,6 +40,22 @@ class BudgetError(StampError):
 
 class DataError(StampError):
     """Images, labels, tasks or loaders that cannot be used as given."""
+
+
+class DivergedError(DataError):
+    """Losses that are not finite, step after step; the message names what went first."""
+
+
+class LoaderTimeoutError(DataError):
+    """Data that did not come in time."""
+
+
+class MemoryLimitError(StampError):
+    """The device has not enough memory; the message names the settings that need less."""
+
+
+class PreemptedError(StampError):
+    """SIGTERM came, and work stopped after a checkpoint."""
 
 
 class CheckpointError(StampError):

@@ -28,6 +28,13 @@ from stamppruner.norms import Norm
 class Gates:
     """The gates of one model: injected on entry, ejected on exit, also after an exception.
 
+    Args:
+        model: the dense model; its hooks change, and nothing else.
+        graph: its channels.
+
+    Raises:
+        PlanError: the graph is of another model.
+
     Example:
         >>> from stamppruner import trace_channels
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
@@ -152,6 +159,15 @@ def mask(model: nn.Module, plan: ChannelPlan) -> nn.Module:
 
     Raises:
         PlanError: the plan is of another model.
+
+    Example:
+        >>> from stamppruner import ChannelPlan, shrink, trace_channels
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        >>> graph = trace_channels(net, torch.zeros(1, 3, 9, 9))
+        >>> plan = ChannelPlan.random(graph, keep=0.5)
+        >>> images = torch.randn(2, 3, 9, 9)
+        >>> torch.allclose(mask(net, plan)(images), shrink(net, plan)(images), atol=1e-5)
+        True
     """
     dense = copy.deepcopy(model)
     gates = Gates(dense, plan.graph)

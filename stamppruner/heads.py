@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -75,17 +77,28 @@ def new_head(old: nn.Linear, classes: int) -> nn.Linear:
     return head
 
 
+@contextmanager
+def borrowed_parameters(head: nn.Linear, other: nn.Linear) -> Iterator[None]:
+    """A layer with the parameters of another in the block; its hooks, such as gates, stay."""
+    own = head.weight, head.bias, head.out_features
+    try:
+        head.weight, head.bias, head.out_features = other.weight, other.bias, other.out_features
+        yield
+    finally:
+        head.weight, head.bias, head.out_features = own
+
+
 def with_classes(
     model: nn.Module, graph: ChannelGraph, classes: int
 ) -> tuple[nn.Module, ChannelGraph]:
     """A copy of the model, and its graph, whose head has the target's number of classes.
 
     A head that already has it is kept as it is; so is a model whose output is not written by one
-    linear layer.
+    linear layer, and any for 0 classes.
     """
     own = copy.deepcopy(model)
     head = find_head(own, graph)
-    if head is None:
+    if head is None or not classes:
         return own, graph
     old = own.get_submodule(head)
     assert isinstance(old, nn.Linear)

@@ -44,6 +44,8 @@ _REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MAX_AXES, _MAX_SIZE = 64, 2**62  # what torch can hold
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header, little-endian
 
+_STRAY = ".stamppruner-"
+
 PathLike = str | os.PathLike[str]
 
 
@@ -127,6 +129,12 @@ def check_folder(directory: PathLike, files: Iterable[str]) -> Path:
     for file in files:
         check_writable(folder / file)
     return folder
+
+
+def remove_strays(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder that is one's own."""
+    for path in folder.glob(f"{_STRAY}*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def atomic_write(path: PathLike, content: bytes | Callable[[BinaryIO], object]) -> None:
@@ -289,7 +297,7 @@ def _target(path: PathLike) -> Path:
 
 def _open_temporary(target: Path) -> tuple[int, Path]:
     """A new file beside ``target``, where renaming is atomic, with the permissions of any file."""
-    temporary = target.parent / f".stamppruner-{secrets.token_hex(8)}.tmp"
+    temporary = target.parent / f"{_STRAY}{secrets.token_hex(8)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         return os.open(temporary, flags, 0o666), temporary

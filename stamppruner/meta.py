@@ -2,47 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stamppruner import objective
+from stamppruner import objective, ranks
 from stamppruner.batchnorm import frozen_statistics, recalibrate_
 from stamppruner.budget import Chooser
 from stamppruner.config import STAMPConfig
-from stamppruner.errors import DataError
+from stamppruner.errors import DataError, DivergedError
 from stamppruner.gated import GatedNet
-from stamppruner.heads import fit_ridge_, head_inputs, new_head, set_module
+from stamppruner.guards import Skips, finite, first_not_finite, memory_named, within
+from stamppruner.heads import borrowed_parameters, fit_ridge_, head_inputs, new_head
 from stamppruner.history import History
 from stamppruner.progress import bar
+from stamppruner.randomness import numbered_streams
 from stamppruner.slimmable import SlimmableTraining
-from stamppruner.tasks import Task, TaskSampler, TaskSource
+from stamppruner.tasks import Task, TaskSampler, TaskSource, draw
 
 Callback = Callable[[int, dict[str, float]], None]
 """Called after every iteration with its number and figures."""
 
 _RECALIBRATION_TASKS = 8
 
-Mask = Callable[[Tensor], Tensor]
+T = TypeVar("T")
+Streams = Callable[..., None]
+
+
+class _NotFiniteError(Exception):
+    """A loss is not finite; says what was so first."""
+
+
+Mask = objective.Relaxed | objective.Budgeted
+Figures = dict[str, float]
 
 
 @dataclass
 class MetaLearner:
     """Runs Algorithm 1, lines 1 to 9, on a gated network.
 
+    On several ranks each does its share of an iteration's tasks, and gradients are summed once.
+
     Attributes:
         net: phi; changed in place.
-        source: draws tasks.
+        source: draws tasks; the same on all ranks.
         config: settings.
         head: name of the classification head, None if there is not a single one.
         fitted_heads: fit a head for every task in closed form, for tasks whose labels are not
             those of the head; else the head's rows of the task's classes are used.
         task_keep: ``(T, num_channels)`` keep probabilities of reference tasks; given them and a
             :class:`~stamppruner.TaskSampler`, W is trained under masks in every iteration.
+        max_skipped: steps in a row that may be left out because their loss is not finite.
+        loader_timeout: most seconds to wait for a task or a minibatch; None waits for ever.
+        history: a row for every iteration done.
+        images: that this process has trained on, since it began.
     """
 
     net: GatedNet
@@ -51,105 +70,189 @@ class MetaLearner:
     head: str | None
     fitted_heads: bool
     task_keep: Tensor | None = None
+    max_skipped: int = 10
+    loader_timeout: float | None = None
+    history: History = field(default_factory=History)
+    images: int = 0
 
     def __post_init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(self.config.seed)
-        self._random = np.random.default_rng(self.config.seed)
-        self._chooser = Chooser(
-            self.net.model,
-            self.net.graph,
-            floor=self.config.floor,
-            round_to=self.config.round_to,
+        config = self.config
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.random = np.random.default_rng(config.seed)
+        self.outer = objective.adam(self.net, config)
+        self.slimmable: SlimmableTraining | None = None
+        self.skips = Skips(
+            min(self.max_skipped, config.iterations),
+            f"lower weights_lr={config.weights_lr} and pi_lr={config.pi_lr}, or scale the images",
         )
-        self._kl_weight = self.config.kl_scale / self.source.num_images
-        self._slimmable: SlimmableTraining | None = None
+        self._chooser = Chooser(
+            self.net.model, self.net.graph, floor=config.floor, round_to=config.round_to
+        )
+        self._kl_weight = config.kl_scale / self.source.num_images
         if self.task_keep is None or not isinstance(self.source, TaskSampler):
             return
-        if self.config.weight_steps and self.net.weights():
-            self._slimmable = SlimmableTraining(
-                self.net, self.source, self._chooser, self.task_keep, self.config
+        if config.weight_steps and self.net.weights():
+            self.slimmable = SlimmableTraining(
+                self.net,
+                self.source,
+                self._chooser,
+                self.task_keep,
+                config,
+                max_skipped=self.max_skipped,
+                loader_timeout=self.loader_timeout,
             )
 
     def run(self, *, progress: bool, callback: Callback | None) -> History:
-        """Do all iterations (line 2) and return their figures.
+        """Do the iterations that are left (line 2) and return the figures of all.
 
-        Each row has ``loss``, ``accuracy`` (of the last minibatches), ``macs`` (expected share)
-        and ``live`` (share of channels with E[m] above the threshold); where W is trained under
-        masks, ``weight_loss`` as well.
+        Each row has ``loss``, ``accuracy`` (of the last minibatches), ``macs`` (expected share),
+        ``live`` (share of channels with E[m] above the threshold) and ``skipped`` (steps that were
+        left out, as their loss was not finite); where W is trained under masks, ``weight_loss`` as
+        well.
+
+        Raises:
+            DivergedError: too many steps in a row were not finite; phi is that of the last good
+                iteration.
+            LoaderTimeoutError: images did not come in time.
+            MemoryLimitError: the device has not enough memory.
         """
-        history = History()
+        config, first = self.config, len(self.history)
+        todo = range(first, config.iterations)
+        remedy = (
+            f"lower minibatch_size={config.minibatch_size}, weight_batch={config.weight_batch} or "
+            f"shots={config.shots} (a task has ways * shots images), or set amp=True"
+        )
+        shown = bar(todo, description="meta-fit", shown=progress, initial=first,
+                    total=config.iterations)  # fmt: skip
+        with memory_named(remedy), numbered_streams(config.seed, self.net.device) as streams:
+            for i in shown:
+                before = self.images
+                figures = self._iteration(i, streams)
+                self.history.add(iteration=i, **figures)
+                shown.set_postfix(
+                    {k: f"{v:.3g}" for k, v in figures.items() if k != "skipped" or v}
+                    | {"images": self.images - before}
+                )
+                if callback is not None:
+                    callback(i, figures)
+            self._recalibrate()
+        return self.history
+
+    def _iteration(self, i: int, streams: Streams) -> Figures:
+        """Lines 3 to 8: one outer step, and the steps under masks that follow it."""
         parameters = self.net.parameters()
-        outer = objective.adam(self.net, self.config)
-        shown = bar(range(self.config.iterations), description="meta-fit", shown=progress)
-        for i in shown:
-            rate = _decay(i, self.config.iterations)
-            start = [p.detach().clone() for p in parameters]
-            gradients = [torch.zeros_like(p) for p in parameters]
-            rows = []
-            for task in self.source.tasks(self.config.tasks_per_iteration):  # lines 3 to 5
-                task = task.to(self.net.device)
-                try:
-                    rows.append(self._inner(task, self._mask(i), rate))  # line 6
-                    for total, p in zip(gradients, parameters, strict=True):
-                        if p.grad is not None:
-                            total.add_(p.grad)
-                finally:
-                    with torch.no_grad():
-                        for p, value in zip(parameters, start, strict=True):
-                            p.copy_(value)
+        start = [p.detach().clone() for p in parameters]
+        skips = [self.skips] if self.slimmable is None else [self.skips, self.slimmable.skips]
+        before = sum(s.total for s in skips)
+        try:
+            figures = self._outer_step(i, start, streams)
+            if self.slimmable is not None:
+                figures["weight_loss"] = self.slimmable.run(self.config.weight_steps, streams)
+                self.images += self.config.weight_steps * self.config.weight_batch // ranks.count()
+        except DivergedError:
+            set_(parameters, start)
+            raise
+        finally:
+            for p in parameters:
+                p.grad = None
+        return {**figures, "skipped": float(sum(s.total for s in skips) - before)}
+
+    def _outer_step(self, i: int, start: list[Tensor], streams: Streams) -> Figures:
+        config, parameters = self.config, self.net.parameters()
+        rate = _decay(i, config.iterations)
+        gradients = [torch.zeros_like(p) for p in parameters]
+        rows: dict[int, Figures] = {}
+        bad: dict[int, str] = {}
+        streams(i, 0)
+        drawn = self._read(lambda: draw(self.source, config.tasks_per_iteration))  # line 3
+        for j, one in enumerate(drawn):  # line 4
+            mask = self._mask(i)
+            if j not in ranks.mine(len(drawn)):
+                mask.skip(one.minibatches(config.minibatch_size))
+                continue
+            streams(i, 1, j)
+            task = self._read(one.read).to(self.net.device)  # line 5
+            try:
+                rows[j], where = self._inner(task, mask, rate, gradients)  # line 6
+            finally:
+                set_(parameters, start)
+            self.images += len(task)
+            if where is not None:
+                bad[j] = f"{where}, in task {j} of iteration {i}"
+        for others, wrong in ranks.gathered("iteration", (rows, bad)):
+            rows, bad = rows | others, bad | wrong
+        if not bad:
+            ranks.sum_(gradients)
+            if not finite(gradients):
+                bad = {-1: f"the outer gradient of iteration {i}"}
+        if bad:
+            self.skips.bad(bad[min(bad)], hopeless=not finite(parameters))
+        else:
+            self.skips.good()
             for total, p in zip(gradients, parameters, strict=True):
                 p.grad = total
-            for group in outer.param_groups:
+            for group in self.outer.param_groups:
                 group["lr"] = group["initial_lr"] * rate
-            outer.step()  # line 8, Eq. 4
-            figures = {k: float(np.mean([row[k] for row in rows])) for k in rows[0]}
-            if self._slimmable is not None:
-                figures["weight_loss"] = self._slimmable.run(self.config.weight_steps)
-            history.add(iteration=i, **figures)
-            shown.set_postfix({k: f"{v:.3g}" for k, v in figures.items()})
-            if callback is not None:
-                callback(i, figures)
-        for p in parameters:
-            p.grad = None
-        self._recalibrate()
-        return history
+            self.outer.step()  # line 8, Eq. 4
+        good = [rows[j] for j in sorted(rows) if j not in bad] or list(rows.values())
+        return {name: float(np.mean([row[name] for row in good])) for name in good[0]}
+
+    def _read(self, read: Callable[[], T]) -> T:
+        return within(self.loader_timeout, read, "the images of a task")
 
     def _recalibrate(self) -> None:
         """Batch-norm statistics of the whole network under the weights just learned."""
-        tasks = self.source.tasks(_RECALIBRATION_TASKS)
+        tasks = self._read(lambda: self.source.tasks(_RECALIBRATION_TASKS))
         size = max(2, self.config.minibatch_size)
         images = [x.to(self.net.device) for task in tasks for x, _ in task.minibatches(size)]
         recalibrate_(self.net.model, images)
 
-    def _inner(self, task: Task, mask: Mask, rate: float) -> dict[str, float]:
-        """Adapt to one task; leaves the gradient of its last minibatch in ``.grad``."""
-        inner = objective.adam(self.net, self.config, rate)
-        batches = list(task.minibatches(self.config.minibatch_size))
-        self.net.model.train()
-        with self._task_head(task) as logits_of, frozen_statistics(self.net.model):
-            for step, (images, labels) in enumerate(batches):
-                inner.zero_grad()
-                gate = mask(task.images)
-                with self.net.masked(gate) as model:
-                    logits = logits_of(objective.forward(model, images, self.config))
-                loss = objective.loss(logits, labels, self.net, self._kl_weight)
-                loss.backward()
-                if step < len(batches) - 1:
+    def _inner(
+        self, task: Task, mask: Mask, rate: float, gradients: list[Tensor]
+    ) -> tuple[Figures, str | None]:
+        """Adapt to one task, and add the gradient of its last minibatch to ``gradients``.
+
+        Returns:
+            Figures of the last minibatch, and what was not finite, if its loss was not.
+        """
+        inner, net = objective.adam(self.net, self.config, rate), self.net
+        parameters = net.parameters()  # the reference's head among them, not the task's own
+        *batches, last = task.minibatches(self.config.minibatch_size)
+        net.model.train()
+        with frozen_statistics(net.model), self._task_head(task) as logits_of:
+
+            def loss_of(images: Tensor, labels: Tensor) -> tuple[Tensor, Any, Tensor]:
+                evidence = net.evidence(task.images)
+                gate = mask.of(evidence)
+                with net.masked(gate) as model:
+                    logits = logits_of(objective.forward(model, images, self.config, net.task))
+                loss = objective.loss(logits, labels, net, self._kl_weight)
+                if not torch.isfinite(loss.detach()):
+                    raise _NotFiniteError(first_not_finite(net, images, gate.detach()))
+                return loss, logits, evidence.detach()
+
+            try:
+                for images, labels in batches:
+                    inner.zero_grad()
+                    loss_of(images, labels)[0].backward()
                     inner.step()
-        if not torch.isfinite(loss.detach()):
-            raise DataError(
-                f"meta-fitting diverged (loss {float(loss.detach())}): lower weights_lr="
-                f"{self.config.weights_lr} and pi_lr={self.config.pi_lr}, or scale the images"
-            )
-        accuracy = float((logits.argmax(1) == labels).float().mean())
+                for p, total in zip(parameters, gradients, strict=True):
+                    p.grad = total
+                loss, logits, evidence = loss_of(*last)
+            except _NotFiniteError as error:
+                merits = [net.task.metric] if net.task.metric else []
+                return dict.fromkeys(("loss", *merits, "macs", "live"), math.nan), str(error)
+            loss.backward()
         with torch.no_grad():
-            expected = self.net.keep_probability(task.images)
-            return {
-                "loss": float(loss),
-                "accuracy": accuracy,
-                "macs": self._chooser.expected_share(expected.cpu().numpy()),
-                "live": float((expected > self.config.threshold).float().mean()),
-            }
+            expected = net.posterior.keep_probability(evidence)
+            merit = net.task.merit(net.model, logits, last[1])
+        figures = {
+            "loss": float(loss.detach()),
+            **({} if merit is None else {str(net.task.metric): merit}),
+            "macs": self._chooser.expected_share(expected.cpu().numpy()),
+            "live": float((expected > self.config.threshold).float().mean()),
+        }
+        return figures, None
 
     def _mask(self, iteration: int) -> Mask:
         """How masks are drawn for a task: relaxed first, then under random hard budgets.
@@ -158,13 +261,16 @@ class MetaLearner:
         """
         config = self.config
         if iteration < round((1 - config.budget_share) * config.iterations):
-            return objective.Relaxed(self.net, config.temperature, self._generator)
-        budget = self._chooser.draw(config.budget_range, self._random)
+            return objective.Relaxed(self.net, config.temperature, self.generator)
+        budget = self._chooser.draw(config.budget_range, self.random)
         return objective.Budgeted(self.net, self._chooser, budget)
 
     @contextmanager
-    def _task_head(self, task: Task) -> Iterator[Callable[[Tensor], Tensor]]:
+    def _task_head(self, task: Task) -> Iterator[Callable[[Any], Any]]:
         """Logits of the task's classes, from the reference head's rows or a head of its own."""
+        if not self.net.task.classifies:
+            yield lambda outputs: outputs
+            return
         if not self.fitted_heads:
             rows = torch.tensor(task.classes, device=task.images.device)
             yield lambda logits: logits.index_select(1, rows)
@@ -182,11 +288,14 @@ class MetaLearner:
             features = head_inputs(self.net.model, self.head, batches)
         if features is not None:
             fit_ridge_(head, features, task.labels)
-        set_module(self.net.model, self.head, head)
-        try:
+        with borrowed_parameters(old, head):
             yield lambda logits: logits
-        finally:
-            set_module(self.net.model, self.head, old)
+
+
+@torch.no_grad()
+def set_(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Give parameters other values, in place."""
+    torch._foreach_copy_(list(parameters), list(values))
 
 
 def _decay(iteration: int, iterations: int) -> float:

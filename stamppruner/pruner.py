@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
@@ -26,12 +25,14 @@ from stamppruner.errors import (
     UnsupportedModelError,
 )
 from stamppruner.factory import Structure, full_model, recognise
+from stamppruner.fitting import RunSettings, fit, peek, warn_of_gates
 from stamppruner.gated import GatedNet
+from stamppruner.guards import within
 from stamppruner.heads import find_head, num_outputs
 from stamppruner.history import History
 from stamppruner.io import PathLike, check_writable
 from stamppruner.meet import Met, meet
-from stamppruner.meta import Callback, MetaLearner
+from stamppruner.meta import Callback
 from stamppruner.pareto import AfterCut, Pareto, as_budgets
 from stamppruner.posteriors import BetaBernoulli, Posterior
 from stamppruner.progress import bar
@@ -43,15 +44,10 @@ from stamppruner.scoring import Origin, Scoring, image_shape, score
 from stamppruner.scoring import UnlikeImagesWarning as UnlikeImagesWarning
 from stamppruner.shortcuts import projected
 from stamppruner.statistics import ImageStatistics
+from stamppruner.supervision import ForwardFn, LossFn, MetricFn, Supervision
 from stamppruner.target import check_fits, first_images
-from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
+from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler, as_samples
 from stamppruner.trace import trace_channels
-from stamppruner.warmstart import keep_by_rank, task_scores, warm_start_on_tasks
-
-logger = logging.getLogger(__name__)
-
-_WARM_TASKS = 16
-"""Reference tasks whose scores pi starts from, and whose masks W is trained under."""
 
 
 class STAMPPruner:
@@ -68,6 +64,11 @@ class STAMPPruner:
         shortcuts: ``"couple"``: channels that meet in a residual sum share a mask; ``"project"``:
             identity shortcuts get a 1x1 layer, so that both sides are pruned on their own, see
             :func:`~stamppruner.project_shortcuts`. Budgets stay shares of the model as given.
+        loss_fn: of the model's outputs and the targets ``(B, ...)``, for a task that is not
+            classification (segmentation, regression, several labels); no head is fitted then, and
+            W is not trained under masks before the cut. It is not saved.
+        forward_fn: model and images to outputs; by default ``model(images)``.
+        metric_fn: outputs and targets to a number for reports, larger is better.
 
     Raises:
         UnsupportedModelError: nothing can be pruned, or no shortcut projected; raised when the
@@ -91,6 +92,9 @@ class STAMPPruner:
         encoder: SetEncoder | None = None,
         protect: Sequence[str] = (),
         shortcuts: Literal["couple", "project"] = "couple",
+        loss_fn: LossFn | None = None,
+        forward_fn: ForwardFn | None = None,
+        metric_fn: MetricFn | None = None,
     ) -> None:
         if shortcuts not in SHORTCUTS:
             raise ConfigError(f"shortcuts={shortcuts!r}: pass one of {', '.join(SHORTCUTS)}")
@@ -100,6 +104,7 @@ class STAMPPruner:
         self.protect = tuple(protect)
         self.history = History()
         self.meta_fitted = False
+        self.task = Supervision(loss_fn, forward_fn, metric_fn)
         self._posterior, self._encoder = posterior, encoder
         self._net: GatedNet | None = None
         self._coupled: dict[str, str] = {}
@@ -124,49 +129,93 @@ class STAMPPruner:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
+    @ranks.together()
     def meta_fit(
-        self, ref_tasks: Any, *, progress: bool = True, callback: Callback | None = None
+        self,
+        ref_tasks: Any,
+        *,
+        progress: bool = True,
+        callback: Callback | None = None,
+        checkpoint_dir: PathLike | None = None,
+        checkpoint_minutes: float = 10.0,
+        keep: int = 3,
+        resume: bool = True,
+        log_dir: PathLike | None = None,
+        deterministic: bool = False,
+        max_skipped: int = 10,
+        loader_timeout: float | None = None,
     ) -> STAMPPruner:
         """Learn W, pi and theta over tasks of the reference data (Algorithm 1, lines 1 to 10).
 
+        Where ``torch.distributed`` is initialised, all ranks call this with the same reference;
+        each does its share of the work, and all get the same pruner. Files are written by rank 0.
+
         Args:
             ref_tasks: a :class:`~stamppruner.TaskSampler` (labels are the model's outputs), a
-                labelled data set, or a list of data sets or loaders, one a task.
+                labelled data set, or a list of data sets or loaders, one a task; with a
+                ``loss_fn``, data sets or loaders of (image, target) pairs.
             progress: show a bar where the output is a terminal.
             callback: called with the iteration and its figures.
+            checkpoint_dir: folder for checkpoints, one a run. SIGTERM then ends the call after
+                the iteration, with a checkpoint.
+            checkpoint_minutes: between two of them; 0 writes one after every iteration.
+            keep: so many of the last ones stay.
+            resume: go on from the last one there, bit for bit; False refuses a folder with some.
+            log_dir: folder for ``meta-fit.csv`` and, where it is installed, TensorBoard's files.
+            deterministic: use torch's deterministic algorithms alone.
+            max_skipped: steps are left out where the loss is not finite, but not more in a row.
+            loader_timeout: most seconds to wait for the images of a task; None waits for ever.
 
         Returns:
             self; ``self.history`` has one row an iteration.
 
         Raises:
-            DataError: tasks that cannot be used.
+            DataError: tasks that cannot be used, that do not come in time, or losses that are
+                not finite.
             UnsupportedModelError: see the class.
+            ConfigError: a value outside its range.
+            CheckpointError: checkpoints cannot be written or read, or are of another run.
+            MemoryLimitError: the device has not enough memory.
+            PreemptedError: SIGTERM came.
+            RankError: ranks of a distributed job disagree, or another one failed.
         """
         config = self.config
-        source = as_sampler(ref_tasks, ways=config.ways, shots=config.shots, seed=config.seed)
-        probe_tasks = _peek(source)
+        settings = RunSettings(
+            checkpoint_dir,
+            checkpoint_minutes,
+            keep,
+            resume,
+            log_dir,
+            deterministic,
+            max_skipped,
+            loader_timeout,
+        )
+        source: TaskSource
+        if self.task.classifies:
+            source = as_sampler(ref_tasks, ways=config.ways, shots=config.shots, seed=config.seed)
+        else:
+            source = as_samples(ref_tasks, size=config.ways * config.shots, seed=config.seed)
+        probe = within(loader_timeout, lambda: peek(source)[0], "the images of a task")
         if self._net is None:
-            self._trace(probe_tasks[0].images[:1])
+            self._trace(probe.images[:1])
         net = self._gated()
-        head = find_head(net.model, net.graph)
-        fitted = isinstance(source, LoaderTasks)
-        check_fits(net.model, probe_tasks[0].images[:1].to(net.device), int(not fitted))
-        if not fitted:
-            _check_outputs(net, _classes(source, probe_tasks))
-        keep = None
-        if not fitted and (config.warm_start or config.weight_steps):
-            scores = task_scores(net, _peek(source, _WARM_TASKS))
-            keep = torch.stack([keep_by_rank(one, net) for one in scores])
-            if config.warm_start:
-                warm_start_on_tasks(net, scores)
-        learner = MetaLearner(net, source, config, head, fitted, keep)
-        try:
-            self.history = learner.run(progress=progress, callback=callback)
-        finally:
-            _modes_like(net.model, self.model)
+        outputs = self.task.classifies and not isinstance(source, LoaderTasks)
+        check_fits(net.model, probe.images[:1].to(net.device), int(outputs), self.task)
+        if outputs:
+            _check_outputs(net, _classes(source, probe))
+        self.history = fit(
+            net,
+            self.model,
+            source,
+            config,
+            settings,
+            again=self.meta_fitted,
+            progress=progress,
+            callback=callback,
+        )
         self.meta_fitted = True
-        self._seen = ImageStatistics.of(probe_tasks[0].images)
-        self._warn_dead(self.history)
+        self._seen = ImageStatistics.of(probe.images)
+        warn_of_gates(net, source, self.history)
         return self
 
     @torch.inference_mode(False)
@@ -270,7 +319,7 @@ class STAMPPruner:
             RankError: ranks of a distributed job disagree, or another one failed.
         """
         asked = as_budgets(budgets)
-        after = AfterCut(target_loader, evaluate_on, finetune, progress)
+        after = AfterCut(target_loader, evaluate_on, finetune, progress, self.task)
         scoring = self._score(target_loader)
         chosen = [self._choose(scoring, budget) for budget in asked]  # all, before any cut
         full = after.full(scoring.dense)
@@ -315,6 +364,7 @@ class STAMPPruner:
             "coupled": self._coupled,
             "projections": projections(net.model),
             "meta_fitted": self.meta_fitted,
+            "classifies": self.task.classifies,
             "image_statistics": self._seen.to_json() if self._seen else None,
             "history": self.history.rows,
         }
@@ -328,6 +378,9 @@ class STAMPPruner:
         *,
         posterior: Posterior | None = None,
         encoder: SetEncoder | None = None,
+        loss_fn: LossFn | None = None,
+        forward_fn: ForwardFn | None = None,
+        metric_fn: MetricFn | None = None,
     ) -> STAMPPruner:
         """Read a pruner that :meth:`save` wrote.
 
@@ -338,6 +391,7 @@ class STAMPPruner:
                 :func:`stamppruner.load_slim`.
             posterior: as given to the saved pruner, if it was not the default.
             encoder: as given to the saved pruner, if it was not the default.
+            loss_fn, forward_fn, metric_fn: as given to the saved pruner, if it had any.
 
         Raises:
             CheckpointError: the file cannot be read, or does not fit the model; the message names
@@ -345,6 +399,9 @@ class STAMPPruner:
         """
         tensors, record = pruner_file.read(path)
         saved = Saved.of(record, path)
+        if saved.classifies != (loss_fn is None):
+            kind = "for classes: leave out" if saved.classifies else "with a loss of its own: pass"
+            raise CheckpointError(f"{path} was made {kind} loss_fn=")
         own = replay_(full_model(model, record, path), saved.projections, path)
         pruner_file.load_part_(own, "model", tensors, path)
         example = torch.zeros(1, *saved.image_shape)
@@ -356,6 +413,9 @@ class STAMPPruner:
                 posterior=posterior,
                 encoder=encoder,
                 protect=saved.protect,
+                loss_fn=loss_fn,
+                forward_fn=forward_fn,
+                metric_fn=metric_fn,
             )
         except StampError as error:
             raise CheckpointError(f"{path} does not fit the model: {error}") from error
@@ -373,7 +433,7 @@ class STAMPPruner:
         """Algorithm 1 up to line 11: the scores of every channel for a target."""
         start = perf_counter()
         if self._net is None:
-            self._trace(first_images(target_loader)[:1])
+            self._trace(first_images(target_loader, self.task)[:1])
         origin = Origin(self.meta_fitted, self._seen, self._coupled)
         return score(self._gated(), target_loader, self.config, origin, start=start)
 
@@ -434,7 +494,7 @@ class STAMPPruner:
             graph.num_channels, alpha=config.alpha, gamma=config.gamma, beta=config.beta
         )
         encoder = self._encoder or SetTransformer(image_shape(graph)[0], seed=config.seed)
-        self._net = GatedNet(model, graph, posterior, encoder)
+        self._net = GatedNet(model, graph, posterior, encoder, self.task)
 
     def _gated(self) -> GatedNet:
         if self._net is None:
@@ -443,34 +503,10 @@ class STAMPPruner:
             )
         return self._net
 
-    def _warn_dead(self, history: History) -> None:
-        live = history["live"][-1] if len(history) else 1.0
-        if live < 0.01:
-            logger.warning(
-                "only %.1f%% of the gates are live after meta-fitting: lower kl_scale", 100 * live
-            )
 
-
-def _modes_like(model: nn.Module, given: nn.Module) -> None:
-    """Set the modes of the given model; of a layer that it lacks, that of the module around it."""
-    modes = {name: module.training for name, module in given.named_modules()}
-    for name, module in model.named_modules():
-        module.training = modes.setdefault(name, modes.get(name.rpartition(".")[0], given.training))
-
-
-def _peek(source: TaskSource, n: int = 1) -> list[Task]:
-    """Tasks that are drawn without moving the source on."""
-    state = source.state_dict()
-    tasks = source.tasks(n)
-    source.load_state_dict(state)
-    return tasks
-
-
-def _classes(source: TaskSource, tasks: Sequence[Task]) -> Sequence[int]:
-    """All classes of a source that knows them, else those of some tasks."""
-    if isinstance(source, TaskSampler):
-        return list(source.by_class)
-    return [c for task in tasks for c in task.classes]
+def _classes(source: TaskSource, task: Task) -> Sequence[int]:
+    """All classes of a source that knows them, else those of a task."""
+    return list(source.by_class) if isinstance(source, TaskSampler) else task.classes
 
 
 def _check_budget(budget: Any) -> None:

@@ -1,8 +1,9 @@
-"""Pruning on all ranks of a distributed job: one sample, one plan, one slim network.
+"""Work on all ranks of a distributed job: one sample, one plan, one network.
 
-Every rank reads its own part of the target; the sample is pooled, scores are averaged, the plan is
-compared, and the slim network is that of rank 0. Without ``torch.distributed``, or on a single
-rank, nothing here does anything.
+To prune, every rank reads its own part of the target; the sample is pooled, scores are averaged,
+the plan is compared, and the slim network is that of rank 0. To learn, every rank does its share of
+a step and gradients are summed. Without ``torch.distributed``, or on a single rank, nothing here
+does anything.
 
 Ranks talk through one kind of message, so that a rank that fails meets the others wherever they
 are, and all of them raise.
@@ -14,7 +15,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -24,10 +25,14 @@ from torch import distributed as dist
 from torch import nn
 
 from stamppruner.channels import ChannelPlan
-from stamppruner.errors import RankError
+from stamppruner.errors import RankError, shown
+from stamppruner.supervision import CLASSIFICATION, Supervision
 from stamppruner.target import Target, check_labels, read_target
 
 T = TypeVar("T")
+
+_BUCKET = 2**23
+"""Numbers that are summed over the ranks in one go, at most, unless a tensor has more."""
 
 
 def count() -> int:
@@ -38,6 +43,18 @@ def count() -> int:
 def own() -> int:
     """Number of this rank, from 0."""
     return dist.get_rank() if count() > 1 else 0
+
+
+def mine(number: int) -> range:
+    """This rank's share of so many pieces of work."""
+    return range(own(), number, count())
+
+
+def part(size: int) -> slice:
+    """This rank's share of a batch: as many rows as the others have, or one more."""
+    sizes = [size // count() + (rank < size % count()) for rank in range(count())]
+    start = sum(sizes[: own()])
+    return slice(start, start + sizes[own()])
 
 
 @contextmanager
@@ -62,7 +79,32 @@ def together() -> Iterator[None]:
     _messages("done")
 
 
-def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed: int = 0) -> Target:
+@contextmanager
+def all_ready(step: str) -> Iterator[None]:
+    """What fails in the block on one rank fails on all; between computations that are shared.
+
+    Cheaper than :func:`together`, inside which it must be.
+
+    Raises:
+        RankError: another rank failed.
+    """
+    try:
+        yield
+    except Exception:
+        any_of(True)
+        raise  # ``together`` tells the others why
+    if any_of(False):
+        gathered(step, None)
+
+
+def sample_target(
+    loader: Any,
+    limit: int,
+    *,
+    channels: int | None = None,
+    seed: int = 0,
+    task: Supervision = CLASSIFICATION,
+) -> Target:
     """A uniform sample of the data of all ranks, the same on each.
 
     Args:
@@ -70,23 +112,27 @@ def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed:
         limit: most images, of all ranks together.
         channels: of the images.
         seed: of the choice.
+        task: what is to be learned of the data.
 
     Raises:
         DataError: see there; classes are those of all ranks.
         RankError: the ranks have images of several shapes or types, or another rank failed.
     """
-    target, labels = read_target(loader, limit, channels=channels, seed=seed + own())
+    target, labels = read_target(loader, limit, channels=channels, seed=seed + own(), task=task)
     if count() == 1:
-        check_labels(labels)
+        if task.classifies:
+            check_labels(labels)
         return target
-    facts = (target.num_images, tuple(target.images.shape[1:]), target.images.dtype, labels)
-    numbers, shapes, dtypes, seen = zip(*_messages("target", facts), strict=True)
-    if len(set(shapes)) > 1 or len(set(dtypes)) > 1:
+    shape, targets_shape = (tuple(x.shape[1:]) for x in (target.images, target.labels))
+    facts = (target.num_images, shape, targets_shape, target.images.dtype, labels)
+    numbers, shapes, targets_shapes, dtypes, seen = zip(*_messages("target", facts), strict=True)
+    if len({*zip(shapes, targets_shapes, dtypes, strict=True)}) > 1:
         raise RankError(
-            f"the ranks' target images have shapes {list(shapes)} and types {list(dtypes)}: give "
-            "all ranks images of one kind"
+            f"the ranks' target images have shapes {list(shapes)} and types {list(dtypes)}, their "
+            f"targets {list(targets_shapes)}: give all ranks data of one kind"
         )
-    check_labels(set().union(*seen))
+    if task.classifies:
+        check_labels(set().union(*seen))
     total = sum(numbers)
     share = max(1, min(len(target.labels), round(limit * target.num_images / total)))
     parts = _messages("images", (target.images[:share].cpu(), target.labels[:share].cpu()))
@@ -95,9 +141,10 @@ def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed:
     return Target(
         images.to(target.images.device),
         targets.to(target.labels.device),
-        max(max(s) for s in seen) + 1,
+        max(max(s) for s in seen) + 1 if task.classifies else 0,
         total,
         target.facts,
+        task,
     )
 
 
@@ -129,6 +176,78 @@ def from_first(make: Callable[[], T]) -> T:
     return _messages("first", make() if own() == 0 else None)[0]
 
 
+def gathered(step: str, value: T) -> list[T]:
+    """The values of all ranks, in their order; ``step`` tells what they are.
+
+    Raises:
+        RankError: another rank failed, or is at another step.
+    """
+    return [value] if count() == 1 else _messages(step, value)
+
+
+def sent_from_first(value: Any) -> Any:
+    """What rank 0 has, on all ranks; for what is too large to be gathered."""
+    if count() == 1:
+        return value
+    box = [value if own() == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def any_of(flag: bool, device: torch.device | None = None) -> bool:
+    """Whether the flag is up on some rank."""
+    if count() == 1:
+        return flag
+    found = torch.tensor(float(flag), device=device or torch.device("cpu"))
+    found = found.to(_device(found))
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return bool(found > 0)
+
+
+@torch.no_grad()
+def sum_(tensors: Sequence[torch.Tensor]) -> None:
+    """Sum tensors over the ranks, in place; all ranks get the same bits."""
+    if count() == 1:
+        return
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.flatten() for tensor in bucket])
+        flat = flat.to(_device(flat))
+        dist.all_reduce(flat)
+        for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+            tensor.copy_(total.view_as(tensor))
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors of one dtype, together as large as they are sent."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        bucket: list[torch.Tensor] = []
+        size = 0
+        for tensor in tensors:
+            if tensor.dtype != dtype:
+                continue
+            if bucket and size + tensor.numel() > _BUCKET:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(tensor)
+            size += tensor.numel()
+        yield bucket
+
+
+def check_same(what: str, value: Any) -> None:
+    """See that all ranks were given the same.
+
+    Raises:
+        RankError: some rank has another value; both are shown.
+    """
+    found = gathered(what, value)
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise RankError(
+                f"rank {rank} has {what} {shown(other)} and rank 0 {shown(found[0])}: give all "
+                "ranks the same"
+            )
+
+
 def check_plan(plan: ChannelPlan) -> None:
     """See that all ranks are about to make the same cut.
 
@@ -158,7 +277,7 @@ def copy_from_first_(model: nn.Module) -> None:
     tensors = list(itertools.chain(model.parameters(), model.buffers()))
     shapes = [(tuple(t.shape), t.dtype) for t in tensors]
     if any(other != shapes for other in _messages("weights", shapes)):
-        raise RankError("the ranks have slim models of other shapes: build the same model on all")
+        raise RankError("the ranks have models of other shapes: build the same model on all")
     for tensor in tensors:
         sent = tensor.detach().to(_device(tensor)).contiguous()
         dist.broadcast(sent, src=0)
@@ -181,9 +300,9 @@ def _messages(step: str, value: Any = None, *, error: str | None = None) -> list
     if error is None:
         failed = [f"rank {r}: {m.error}" for r, m in enumerate(found) if m.error is not None]
         if failed:
-            raise RankError(f"pruning failed on another rank ({'; '.join(failed)})")
+            raise RankError(f"another rank failed ({'; '.join(failed)})")
         if len(steps := {m.step for m in found}) > 1:
-            raise RankError(f"the ranks are at other steps ({sorted(steps)}): call prune on all")
+            raise RankError(f"the ranks are at other steps ({sorted(steps)}): call the same on all")
     return [m.value for m in found]
 
 

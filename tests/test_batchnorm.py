@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import math
+
 import pytest
 import torch
 from nets import conv_bn, head
@@ -114,3 +117,13 @@ def test_frozen_statistics_thaw_after_an_exception() -> None:
         fail()
     assert same_state(model, before)
     assert model[0][1].momentum == 0.1
+
+
+def test_frozen_statistics_survive_images_that_are_not_finite() -> None:
+    norm = nn.BatchNorm2d(2).train()
+    before = copy.deepcopy(norm.state_dict())
+    with frozen_statistics(norm):
+        norm(torch.full((4, 2, 3, 3), math.nan))
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+    norm(torch.randn(4, 2, 3, 3))
+    assert norm.num_batches_tracked == 1

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stamppruner import Budget, STAMPConfig, objective, trace_channels
+from stamppruner.batchnorm import frozen_statistics
 from stamppruner.budget import Chooser
 from stamppruner.encoders import DeepSets
 from stamppruner.errors import DataError
@@ -212,6 +213,33 @@ def test_heads_of_tasks_of_their_own_are_fitted_and_taken_away_again() -> None:
     assert history["accuracy"][0] > 0.5  # ridge heads on untrained features
     assert net.model.classifier is head
     assert same_state(head, before)
+
+
+def test_heads_of_tasks_of_their_own_are_gated_and_read_as_the_references() -> None:
+    net = gated()
+    source = LoaderTasks([dataset(8), dataset(8)], 4)
+    task = source.tasks(1)[0]
+    maker = learner(net, source)
+    with torch.no_grad(), frozen_statistics(net.model):
+        evidence = net.evidence(task.images)
+        with maker._task_head(task):
+            assert torch.equal(net.evidence(task.images), evidence)
+            with net.masked(torch.zeros(net.graph.num_channels)) as model:
+                logits = model(task.images)
+    assert len(logits.unique(dim=0)) == 1  # the bias alone
+
+
+def test_running_statistics_stay_until_the_end_where_heads_are_fitted() -> None:
+    net = gated()
+    before = {name: buffer.clone() for name, buffer in net.model.named_buffers()}
+    seen: list[bool] = []
+
+    def look(_iteration: int, _figures: dict[str, float]) -> None:
+        seen.append(all(torch.equal(b, before[n]) for n, b in net.model.named_buffers()))
+
+    source = LoaderTasks([dataset(8), dataset(8)], 4)
+    learner(net, source).run(progress=False, callback=look)
+    assert seen == [True] * SMALL.iterations
 
 
 def test_tasks_of_their_own_need_a_head() -> None:

@@ -60,12 +60,12 @@ def test_small_networks_get_better(backbone):
     assert loss_under_masks(run) < 0.8 * before
 
 
-def test_statistics_and_teacher_are_left_alone(backbone):
+def test_statistics_andteacher_are_left_alone(backbone):
     run = training(backbone)
-    teacher = snapshot(run._teacher)
+    teacher = snapshot(run.teacher)
     statistics = {n: b.clone() for n, b in run.net.model.named_buffers()}
     run.run(3)
-    assert same_state(run._teacher, teacher)
+    assert same_state(run.teacher, teacher)
     assert all(torch.equal(b, statistics[n]) for n, b in run.net.model.named_buffers())
     assert not same_state(run.net.model, teacher)
     assert all(p.grad is None for p in run.net.model.parameters())

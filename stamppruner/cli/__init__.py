@@ -6,10 +6,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from stamppruner.cli import demo, evaluate, export, finetune, inspect, meta_fit, pareto, prune
+from stamppruner.cli import (
+    bench,
+    demo,
+    evaluate,
+    export,
+    finetune,
+    inspect,
+    meta_fit,
+    pareto,
+    prune,
+)
 from stamppruner.errors import StampError
 
-_COMMANDS = (demo, meta_fit, prune, pareto, finetune, evaluate, inspect, export)
+_COMMANDS = (demo, meta_fit, prune, pareto, finetune, evaluate, inspect, export, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -150,7 +150,7 @@ def _with_head(model: nn.Module, data: ArrayDataset) -> nn.Module:
 
     from stamppruner.heads import find_head, num_outputs, with_classes
     from stamppruner.result import fit_head_
-    from stamppruner.target import SAMPLE, as_loader, sample_target
+    from stamppruner.target import SAMPLE, sample_target
     from stamppruner.trace import trace_channels
 
     graph = trace_channels(model, torch.zeros(1, *data[0][0].shape), certify=False, progress=False)
@@ -159,5 +159,5 @@ def _with_head(model: nn.Module, data: ArrayDataset) -> nn.Module:
     model, graph = with_classes(model, graph, len(data.classes))
     head = find_head(model, graph)
     assert head is not None
-    fit_head_(model, head, sample_target(as_loader(data), SAMPLE))
+    fit_head_(model, head, sample_target(data, SAMPLE))
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from stamppruner.tasks.labelled import (
     read_labels,
     stack_images,
 )
-from stamppruner.tasks.task import Task, check_count, resumed_position
+from stamppruner.tasks.task import DrawnTask, Task, check_count, resumed_position
 
 
 class LoaderTasks:
@@ -37,6 +38,12 @@ class LoaderTasks:
 
     Raises:
         DataError: no sources, or one of them is of another kind or has unusable labels.
+
+    Example:
+        >>> two = [(torch.zeros(6, 3, 8, 8), torch.arange(6) % 2)]  # a loader: batches
+        >>> three = [(torch.zeros(6, 3, 8, 8), torch.arange(6) % 3)]
+        >>> sorted(task.ways for task in LoaderTasks([two, three], shots=2).tasks(2))
+        [2, 3]
     """
 
     def __init__(self, sources: Iterable[Any], shots: int = 64, *, seed: int = 0) -> None:
@@ -73,9 +80,19 @@ class LoaderTasks:
     def tasks(self, n: int) -> list[Task]:
         """The next ``n`` tasks. Raises DataError if ``n`` is below 1, or for unusable images."""
         check_count(n)
-        drawn = [self._draw(position) for position in range(self.position, self.position + n)]
+        drawn = [self._read(position) for position in range(self.position, self.position + n)]
         self.position += n
         return drawn
+
+    def draw(self, n: int) -> list[DrawnTask]:
+        """The next ``n`` tasks, chosen and not read."""
+        check_count(n)
+        positions = range(self.position, self.position + n)
+        self.position += n
+        return [
+            DrawnTask(self._size(self._source_at(position)), partial(self._read, position))
+            for position in positions
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Settings and the number of tasks so far, JSON-able."""
@@ -89,9 +106,16 @@ class LoaderTasks:
         sizes = {"sources": len(self.sources), "shots": self.shots}
         return {"kind": "LoaderTasks", "seed": self.seed, **sizes}
 
-    def _draw(self, position: int) -> Task:
+    def _source_at(self, position: int) -> int:
         cycle, turn = divmod(position, len(self.sources))
-        which = int(np.random.default_rng([self.seed, cycle]).permutation(len(self.sources))[turn])
+        return int(np.random.default_rng([self.seed, cycle]).permutation(len(self.sources))[turn])
+
+    def _size(self, which: int) -> int:
+        return sum(min(len(found), self.shots) for found in self.groups[which].values())
+
+    def _read(self, position: int) -> Task:
+        cycle, turn = divmod(position, len(self.sources))
+        which = self._source_at(position)
         rng = np.random.default_rng([self.seed, cycle, turn])
         source, group = self.sources[which], self.groups[which]
         where = f"LoaderTasks: source {which}"

@@ -19,7 +19,7 @@ from stamppruner.tasks.labelled import (
     group_by_class,
     read_labels,
 )
-from stamppruner.tasks.task import Task, check_count, resumed_position
+from stamppruner.tasks.task import DrawnTask, Task, check_count, resumed_position
 
 Transform: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """Maps images ``(B, C, H, W)`` and a generator to images."""
@@ -44,6 +44,13 @@ class TaskSampler:
     Raises:
         DataError: labels that are not integers from 0 on, fewer than two classes, ``ways`` or
             ``shots`` that the dataset cannot supply.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> data = TensorDataset(torch.zeros(40, 3, 8, 8), torch.arange(40) % 4)
+        >>> first, second = TaskSampler(data, ways=2, shots=5).tasks(2)
+        >>> first.images.shape, sorted(first.classes + second.classes)
+        (torch.Size([10, 3, 8, 8]), [0, 1, 2, 3])
     """
 
     def __init__(
@@ -78,20 +85,25 @@ class TaskSampler:
         self.iteration += 1
         return drawn
 
+    def draw(self, n: int) -> list[DrawnTask]:
+        """The next ``n`` tasks, chosen and not read; counts as one call."""
+        drawn = self._drawn(self.iteration, n)
+        self.iteration += 1
+        return drawn
+
     def sample(self, iteration: int, n: int) -> list[Task]:
         """The ``n`` tasks of call number ``iteration``; leaves the count of calls alone.
 
         Raises:
             DataError: ``n`` is below 1, or images are not finite floating point of one shape.
         """
-        check_count(n)
-        rng = np.random.default_rng([self.seed, iteration])
-        return [self._draw(classes, rng) for classes in self._partition(n, rng)]
+        return [drawn.read() for drawn in self._drawn(iteration, n)]
 
-    def minibatch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+    def minibatch(self, step: int, size: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Images ``(size, C, H, W)`` of all classes, and their labels in the dataset ``(size,)``.
 
-        Classes come equally often in the mean; the choice follows from the seed and ``step``.
+        Classes come equally often in the mean; the choice follows from the seed and ``step``. With
+        a ``part``, those positions alone are given, and read.
 
         Raises:
             DataError: images that are not finite floating point of one shape.
@@ -100,7 +112,8 @@ class TaskSampler:
         ids = np.array(sorted(self.by_class), dtype=np.int64)
         labels = rng.choice(ids, size)
         indices = np.array([rng.choice(self.by_class[c]) for c in labels.tolist()])
-        return self._images(indices, labels, rng), torch.from_numpy(labels)
+        images = self._images(indices, labels, self._transform_seed(rng), part)
+        return images, torch.from_numpy(labels)[part]
 
     def state_dict(self) -> dict[str, Any]:
         """Settings and the number of calls so far, JSON-able."""
@@ -122,22 +135,38 @@ class TaskSampler:
             groups.extend(rng.permutation(ids)[:whole].reshape(-1, self.ways))
         return groups[:n]
 
-    def _draw(self, classes: IntArray, rng: np.random.Generator) -> Task:
+    def _drawn(self, iteration: int, n: int) -> list[DrawnTask]:
+        check_count(n)
+        rng = np.random.default_rng([self.seed, iteration])
+        return [self._choose(classes, rng) for classes in self._partition(n, rng)]
+
+    def _choose(self, classes: IntArray, rng: np.random.Generator) -> DrawnTask:
         chosen = [rng.choice(self.by_class[c], self.shots, replace=False) for c in classes.tolist()]
         order = rng.permutation(self.ways * self.shots)
         indices = np.concatenate(chosen)[order]
-        images = self._images(indices, classes[order // self.shots], rng)
-        labels = torch.from_numpy(order // self.shots)
-        return Task(images, labels, tuple(classes.tolist()))
+        seed = self._transform_seed(rng)
 
-    def _images(self, indices: IntArray, classes: IntArray, rng: np.random.Generator) -> Tensor:
-        images = fetch_images(self.dataset, indices, "TaskSampler")
-        check_drawn(images, classes, indices, "TaskSampler")
-        if self.transform is not None:
-            generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-            images = self.transform(images, generator)
-            check_batch(images, where="TaskSampler, after transform")
-        return images
+        def read() -> Task:
+            images = self._images(indices, classes[order // self.shots], seed)
+            labels = torch.from_numpy(order // self.shots)
+            return Task(images, labels, tuple(classes.tolist()))
+
+        return DrawnTask(len(order), read)
+
+    def _transform_seed(self, rng: np.random.Generator) -> int:
+        return 0 if self.transform is None else int(rng.integers(2**62))
+
+    def _images(
+        self, indices: IntArray, classes: IntArray, seed: int, part: slice = slice(None)
+    ) -> Tensor:
+        read = part if self.transform is None else slice(None)  # it may treat images together
+        images = fetch_images(self.dataset, indices[read], "TaskSampler")
+        check_drawn(images, classes[read], indices[read], "TaskSampler")
+        if self.transform is None:
+            return images
+        images = self.transform(images, torch.Generator().manual_seed(seed))
+        check_batch(images, where="TaskSampler, after transform")
+        return images[part]
 
 
 def _check_draw(by_class: Mapping[int, IntArray], ways: int, shots: int, seed: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +21,11 @@ class Task:
         images: ``(B, C, H, W)`` floating point.
         labels: ``(B,)`` int64 in ``0 .. ways - 1``.
         classes: original class id behind each label, in random order.
+
+    Example:
+        >>> task = Task(torch.zeros(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), classes=(7, 3))
+        >>> task.ways, len(task), [len(labels) for _, labels in task.minibatches(2)]
+        (2, 4, [2, 2])
     """
 
     images: Tensor
@@ -46,13 +52,36 @@ class Task:
         Raises:
             DataError: ``size`` is below 1.
         """
-        if size < 1:
-            raise DataError(f"Task.minibatches: size is {size}; it must be at least 1")
-        starts = list(range(0, len(self), size))
-        if len(starts) > 1 and 2 * (len(self) - starts[-1]) < size:
-            starts.pop()
+        starts = _starts(len(self), size)
         for start, stop in zip(starts, [*starts[1:], len(self)], strict=True):
             yield self.images[start:stop], self.labels[start:stop]
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnTask:
+    """A task that is chosen and not read yet.
+
+    Attributes:
+        length: number of its images.
+        read: gives the task.
+    """
+
+    length: int
+    read: Callable[[], Task]
+
+    def minibatches(self, size: int) -> int:
+        """How many minibatches of a size the task will have."""
+        return len(_starts(self.length, size))
+
+
+def _starts(length: int, size: int) -> list[int]:
+    """Where the minibatches of a task begin."""
+    if size < 1:
+        raise DataError(f"Task.minibatches: size is {size}; it must be at least 1")
+    starts = list(range(0, length, size))
+    if len(starts) > 1 and 2 * (length - starts[-1]) < size:
+        starts.pop()
+    return starts
 
 
 @runtime_checkable
@@ -75,6 +104,18 @@ class TaskSource(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where ``state`` was taken."""
+
+
+def draw(source: TaskSource, n: int) -> list[DrawnTask]:
+    """The next ``n`` tasks of a source, read one by one where the source can do that."""
+    own: Callable[[int], list[DrawnTask]] | None = getattr(source, "draw", None)
+    if own is not None:
+        return own(n)
+    return [DrawnTask(len(task), partial(_itself, task)) for task in source.tasks(n)]
+
+
+def _itself(task: Task) -> Task:
+    return task
 
 
 def check_count(n: int) -> None:

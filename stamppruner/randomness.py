@@ -1,0 +1,62 @@
+"""Global random streams that models (dropout) and data sets (augmentation) draw from.
+
+Nothing of this package draws from them. Inside the block they are set anew for every piece of work,
+by its number, so that a run gives the same figures after a resume and on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def numbered_streams(seed: int, device: torch.device) -> Iterator[Callable[..., None]]:
+    """Gives a function that sets all global streams by numbers; they go on afterwards as before.
+
+    Example:
+        >>> with numbered_streams(0, torch.device("cpu")) as at:
+        ...     at(3, 1)
+        ...     first = torch.rand(2)
+        ...     at(3, 1)
+        ...     bool((first == torch.rand(2)).all())
+        True
+    """
+
+    def at(*numbers: int) -> None:
+        low, high = np.random.SeedSequence([seed, *numbers]).generate_state(2, np.uint32).tolist()
+        torch.manual_seed((high << 32 | low) & (2**63 - 1))
+        random.seed(low)
+        np.random.seed(low)  # noqa: NPY002 (the users' data sets draw from it)
+
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = [device] if device.type != "cpu" else []
+    kind = device.type if devices else "cuda"
+    try:
+        with torch.random.fork_rng(devices, device_type=kind):
+            yield at
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextmanager
+def deterministic_algorithms(wanted: bool) -> Iterator[None]:
+    """Torch's deterministic algorithms inside the block, if wanted; settings are restored."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn)
+        torch.backends.cudnn.benchmark = benchmark
