@@ -96,7 +96,7 @@ def scope_of_readme() -> dict[str, Any]:
 
 def scope_of_baselines() -> dict[str, Any]:
     return {
-        "model": ResNet((1, 1), (8, 16), num_classes=10),
+        "model": ResNet((1, 1), (32, 64), num_classes=10),
         "loader": [(torch.randn(20, 3, 16, 16), torch.arange(20) % 10)],
     }
 
@@ -139,7 +139,9 @@ def run_command(line: str) -> None:
         end = words.index("&&", start) if "&&" in words[start:] else len(words)
         command, *rest = words[start + 1 : end]
         rest = ["vgg19" if word.startswith("torchvision:") else word for word in rest]
-        rest = [word for word in rest if word != "--pretrained"]  # fetches nothing here
+        if "--pretrained" in rest:  # nothing is fetched here
+            place = rest.index("--pretrained")
+            rest[place : place + 1] = ["--train", "1"]
         for option in ("--train", "--finetune", "--epochs"):  # one epoch is as good as many
             if option in rest:
                 rest[rest.index(option) + 1] = "1"

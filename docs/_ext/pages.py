@@ -4,6 +4,7 @@ import argparse
 import importlib
 import inspect
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ PACKAGES = (
     "stamppruner.costs",
     "stamppruner.export",
     "stamppruner.report",
+    "stamppruner.bench",
     "stamppruner.errors",
 )
 """The public face, and the folders of things that are passed in."""
@@ -128,9 +130,22 @@ def _exists(target: str) -> bool:
     return len(parts) == 1 and any(hasattr(module, target) for module in modules)
 
 
+def apart(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """``a, b: text`` among attributes or arguments, as two entries; napoleon reads a type there."""
+    found: list[str] = []
+    for line in lines:
+        if match := re.match(r"( +)(\w+(?:, \w+)+): \S", line):
+            *others, last = match[2].split(", ")
+            found += [f"{match[1]}{other}: see ``{last}``." for other in others]
+            line = line.replace(match[2], last, 1)
+        found.append(line)
+    lines[:] = found
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     # Napoleon takes what stands before a colon in the docstring of a property for a type.
     GoogleDocstring._parse_attribute_docstring = lambda _self: []
     app.connect("builder-inited", make, priority=100)
+    app.connect("autodoc-process-docstring", apart, priority=400)  # before napoleon
     app.connect("missing-reference", resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -18,7 +18,11 @@ NETS = ("vgg19", "resnet18")
 
 @dataclass(frozen=True)
 class Training:
-    """Passes of SGD over a data set: epochs, largest learning rate, images a batch."""
+    """Passes of SGD over a data set: epochs, largest learning rate, images a batch.
+
+    Raises:
+        ConfigError: one of them is too small.
+    """
 
     epochs: int
     lr: float

@@ -96,7 +96,7 @@ CSS = """
   .stamppruner-report .layers th:nth-child(2), .stamppruner-report .layers td:nth-child(2) {
     display: none;
   }
-  .stamppruner-report svg text { font-size: 11px; }
+  .stamppruner-report svg text { font-size: 10px; }
   .stamppruner-report svg .share { display: none; }
 }
 @media print {
