@@ -70,7 +70,7 @@ class _Case:
     ) -> Equivalence:
         """Cut some groups, and compare, up to a limit as in :func:`compare`."""
         counts = {g.name: _count(g, self.odd) for g in groups}
-        return self.compared(graph, counts, limit, apart=not self.odd)
+        return self.compared(graph, counts, limit, last=not self.odd)
 
     def compared(
         self,
@@ -78,12 +78,12 @@ class _Case:
         counts: dict[str, int],
         limit: int | None = None,
         *,
-        apart: bool = False,
+        last: bool = False,
     ) -> Equivalence:
         """Cut groups to a count a block, at random, and compare.
 
-        Blocks that are ``apart`` keep their first and their last channels in turn: random ones of
-        few may be in the right order by chance.
+        With ``last`` they keep the last channels, and the first ones of every second block: random
+        ones of few may be, by chance, those that the code needs, or in the right order.
         """
         self.tick()
         rng = np.random.default_rng(0)
@@ -91,8 +91,8 @@ class _Case:
         for group in graph.groups:
             for b in range(group.blocks):
                 order = rng.permutation(group.block_size)
-                if apart and group.blocks > 1:
-                    order = np.arange(group.block_size)[:: (-1) ** b]
+                if last:
+                    order = np.arange(group.block_size)[:: 1 if b % 2 else -1]
                 dropped = order[counts.get(group.name, group.size) :]
                 keep[group.start + b * group.block_size + dropped] = False
         plan = ChannelPlan(graph, keep)
@@ -123,10 +123,14 @@ class _Case:
         """Note the multiple that a group needs, of those that the failed count is none of."""
         fits = [m for m in _MULTIPLES if group.multiple < m < group.block_size]
         fits = [m for m in fits if _count(group, self.odd) % m]
-        if not fits or not self.compared(graph, {group.name: fits[-1]}):  # a multiple of them all
+
+        def passes(multiple: int) -> bool:
+            counts = {group.name: multiple}
+            return all(bool(self.compared(graph, counts, last=last)) for last in (True, False))
+
+        if not fits or not passes(fits[-1]):  # a multiple of them all
             return False
-        passed = (m for m in fits if self.compared(graph, {group.name: m}))
-        self.traced.multiples[group.name] = next(passed, fits[-1])
+        self.traced.multiples[group.name] = next(filter(passes, fits))
         return True
 
     def _alike(self, name: str) -> list[str]:

@@ -153,3 +153,23 @@ def test_blocks_that_fail_alike_are_protected_at_once(monkeypatch):
 def test_blocks_that_do_not_fail_alike_are_not_protected(monkeypatch):
     fixed = [True, False, False, True]
     assert protected_blocks(fixed, monkeypatch)[0] == fixed
+
+
+def test_a_multiple_is_not_taken_for_what_depends_on_which_channels_stay():
+    """Writing into fixed places goes wrong unless the channels before them all stay."""
+
+    def wiring(net, x):
+        x = net.first(x)
+        y = net.mixed(x)
+        y[:, 2:5] += x[:, :3]
+        y[:, 0].mul_(2)
+        return net.head(net.last(y))
+
+    model = seeded(
+        lambda: Net(
+            wiring, first=conv_bn(3, 8), mixed=conv_bn(8, 8), last=conv_bn(8, 6), head=head(6)
+        )
+    )
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    assert {group.multiple for group in graph.groups} == {1}
+    assert all(check_equivalence(model, ChannelPlan.random(graph, 0.5, s)) for s in range(10))

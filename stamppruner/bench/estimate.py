@@ -23,7 +23,7 @@ from stamppruner.report.format import seconds as shown
 from stamppruner.report.format import text_table
 from stamppruner.tasks import TaskSampler
 
-_BATCHES = 4
+_BATCHES = 2
 """Of the batch size of fine-tuning: images that stand in for a target."""
 
 _WEIGHT_STEPS = 2

@@ -138,61 +138,66 @@ class Preset:
 _PAPER: dict[str, Any] = {
     "backbone": Training(200, 0.1, 128),
     "finetune": Training(200, 0.1, 128),
-    "config": {
-        "iterations": 500, "tasks_per_iteration": 10, "shots": 64, "minibatch_size": 128,
-        "weight_steps": 60, "weight_lr": 0.05,
-    },
-    "paper_config": {},
-    "budgets": (0.5, 0.1, 0.05),
-    "weight_shares": (0.2, 0.1, 0.02, 0.01),
-    "sizes": (1000, 5000, 10_000, 25_000),
-    "prune_epochs": (1, 5, 10),
-    "kl_scales": (5, 15, 25),
     "amp": True,
-}  # fmt: skip
+}
 _SMALL: dict[str, Any] = {
     "width": 0.25,
     "targets": ("cifar10", "fashion_mnist"),
     "images": 1000,
     "backbone": Training(16, 0.1, 128),
     "finetune": Training(20, 0.05, 64),
-    "config": {"iterations": 100, "weight_steps": 40, "weight_lr": 0.05},
     "paper_config": {"iterations": 100, "tasks_per_iteration": 4, "shots": 16, "minibatch_size": 32,
                      "amp": True},
+    "seeds": (0, 1),
+    "amp": True,
+}  # fmt: skip
+_META_FIT = {
+    "iterations": 500, "tasks_per_iteration": 10, "shots": 64, "minibatch_size": 128,
+    "weight_steps": 60, "weight_lr": 0.05,
+}  # fmt: skip
+_VGG: dict[str, Any] = _PAPER | {
+    "config": _META_FIT,
+    "paper_config": {},
+    "budgets": (0.5, 0.1, 0.05),
+    "weight_shares": (0.2, 0.1, 0.02, 0.01),
+    "sizes": (1000, 5000, 10_000, 25_000),
+}
+_VGG_SMALL: dict[str, Any] = _SMALL | {
+    "config": {"iterations": 100, "weight_steps": 40, "weight_lr": 0.05},
     "budgets": (0.5, 0.1),
     "weight_shares": (0.2, 0.1, 0.02),
     "sizes": (250, 500, 2000),
-    "prune_epochs": (1, 5),
-    "kl_scales": (1, 15),
-    "amp": True,
-}  # fmt: skip
-_RESNET: dict[str, Any] = {
+}
+_RESNET: dict[str, Any] = _PAPER | {
     "weights": 0.1,
     "skip_1x1": True,
     "rates": {"SNIP": 0.01, "SNIP (P)": 0.01},
-    "config": {**_PAPER["config"], "shots": 50, "minibatch_size": 100},
+    "config": _META_FIT | {"shots": 50, "minibatch_size": 100},
     "paper_config": {"iterations": 3000, "shots": 50, "pi_lr": 0.5},
+    "budgets": (0.5, 0.1, 0.05),
+    "prune_epochs": (1, 5, 10),
+    "kl_scales": (5, 15, 25),
 }
-_RESNET_SMALL: dict[str, Any] = {
+_RESNET_SMALL: dict[str, Any] = _SMALL | {
     "weights": 0.1,
     "skip_1x1": True,
     "config": {"iterations": 60, "weight_steps": 30, "weight_lr": 0.05},
     "budgets": (0.1,),
-    "weight_shares": (0.2, 0.02),
-    "sizes": (250, 500),
-    "prune_epochs": (1,),
+    "prune_epochs": (1, 5),
+    "kl_scales": (1, 15),
 }
+# The paper draws accuracies over parameters and sizes for VGG-19, over K and KL for ResNet-18.
 
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("vgg19-cifar10", "vgg19", ("cifar10",), **_PAPER),
-        Preset("vgg19-svhn", "vgg19", ("svhn",), **_PAPER),
-        Preset("resnet18-cifar10", "resnet18", ("cifar10",), **(_PAPER | _RESNET)),
+        Preset("vgg19-cifar10", "vgg19", ("cifar10",), **_VGG),
+        Preset("vgg19-svhn", "vgg19", ("svhn",), **_VGG),
+        Preset("resnet18-cifar10", "resnet18", ("cifar10",), **_RESNET),
         Preset("resnet18-svhn", "resnet18", ("svhn",),
-               **(_PAPER | _RESNET | {"finetune": Training(20, 0.1, 128)})),
-        Preset("vgg19-small", "vgg19", **_SMALL),
-        Preset("resnet18-small", "resnet18", **(_SMALL | _RESNET_SMALL)),
+               **(_RESNET | {"finetune": Training(20, 0.1, 128)})),
+        Preset("vgg19-small", "vgg19", **_VGG_SMALL),
+        Preset("resnet18-small", "resnet18", **_RESNET_SMALL),
     )
 }  # fmt: skip
 """By name. Those of two words are the paper's; the small ones take about an hour on two cores."""

@@ -18,7 +18,7 @@ from torch import nn
 from stamppruner.bench.cells import Cell
 from stamppruner.bench.grid import grid
 from stamppruner.bench.presets import Preset, Training
-from stamppruner.bench.rows import ROWS, rows_of
+from stamppruner.bench.rows import PAPERS, ROWS, rows_of
 from stamppruner.bench.sources import Sources
 from stamppruner.config import STAMPConfig
 from stamppruner.data import ArrayDataset, BatchLoader, CropFlip
@@ -146,6 +146,8 @@ class Bench:
             return
         self.backbone  # noqa: B018, trained before the clock of the grid starts
         self.pruner  # noqa: B018
+        if PAPERS in {cell.row for cell in left}:
+            self.paper_pruner  # noqa: B018
         for cell in (shown := bar(left, description="cells", shown=self.progress)):
             shown.set_postfix_str(str(cell))
             self.record["cells"].append(self._run(cell))

@@ -182,6 +182,26 @@ def test_lines_are_means_of_the_cells(done: Bench) -> None:
         )
 
 
+def test_what_is_trained_on_the_reference_is_in_no_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = Bench._pruner
+    order: list[str] = []
+
+    def noted(self: Bench, name: str, config: Any) -> Any:
+        order.append(name)
+        return trained(self, name, config)
+
+    monkeypatch.setattr(Bench, "_pruner", noted)
+    monkeypatch.setattr(Bench, "_run", lambda _self, cell: order.append(cell.row) or cell.to_json())
+    quick = dataclasses.replace(TINY, budgets=(), sizes=(), prune_epochs=())
+    rows = ["Full", "STAMP, paper's settings"]
+    bench = Bench(quick, tmp_path, NOISE, rows=rows, progress=False)
+    with pytest.raises(KeyError):  # of the line that would tell the accuracy
+        bench.run()
+    assert order == ["pruner", "paper_pruner", "Full"]
+
+
 def test_several_seeds_are_averaged(done: Bench) -> None:
     record = json.loads(json.dumps(done.record))
     record["preset"]["seeds"] = [0, 1]
