@@ -29,6 +29,9 @@ class STAMPConfig:
             and budgets, taught by the backbone (see :mod:`~stamppruner.slimmable`); for references
             whose labels are the model's outputs. 0 leaves W to the outer loop, as in the paper.
         weight_lr: greatest learning rate of these steps; weight_batch: images in each.
+        weight_parts: into so many parts the images of such a step are split, each with a mask and
+            batch statistics of its own. More than 1 gives the same bits on any number of ranks;
+            with 1, ranks share the batch and agree but for rounding.
         temperature: of the concrete relaxation while gates are learned.
         kl_scale: weight of the KL term next to its 1/N.
         alpha: of the sparsity prior beta(alpha, 1).
@@ -76,6 +79,7 @@ class STAMPConfig:
     weight_steps: int = 20
     weight_lr: float = 0.02
     weight_batch: int = 128
+    weight_parts: int = 1
     temperature: float = 0.67
     kl_scale: float = 1.0
     alpha: float = 1e-4
@@ -102,7 +106,7 @@ class STAMPConfig:
         if self.round_to is not None:
             least["round_to"] = 1
         least |= {"set_size": 1, "ways": 2, "seed": 0}
-        least |= {"weight_steps": 0, "weight_batch": 2}
+        least |= {"weight_steps": 0, "weight_batch": 2, "weight_parts": 1}
         for name, low in least.items():
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -114,6 +118,8 @@ class STAMPConfig:
             self._require(name, 0 < getattr(self, name) < math.inf, "a finite number above 0")
         for name in ("budget_share", "threshold", "floor", "target_evidence"):
             self._require(name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
+        most = self.weight_batch // 2
+        self._require("weight_parts", self.weight_parts <= most, f"at most {most}, half the batch")
         smallest, largest = self.budget_range
         self._require("budget_range", 0 < smallest <= largest <= 1, "0 < least <= greatest <= 1")
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stamppruner import ranks
 from stamppruner.batches import as_loader, reread
 from stamppruner.errors import ConfigError, DataError
 from stamppruner.evidence import running_statistics
@@ -37,6 +38,7 @@ MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 @torch.inference_mode(False)
 @torch.enable_grad()
+@ranks.together()
 def finetune(
     model: nn.Module,
     loader: Any,
@@ -67,6 +69,10 @@ def finetune(
 
     The optimizer is a new one on the model's own parameters. In a training loop of your own, build
     it after pruning: an optimizer of the dense model trains parameters that no longer matter.
+
+    Where ``torch.distributed`` is initialised, all ranks call this, each with its own part of the
+    data: the network is that of rank 0, a step is one over the batches of all ranks, ranks with
+    fewer batches wait for the others, and running statistics are averaged after every epoch.
 
     Args:
         model: images ``(B, C, H, W)`` to logits ``(B, classes)``, or what the functions below make
@@ -105,6 +111,7 @@ def finetune(
         ConfigError: a setting out of range, or two that do not go together.
         DataError: unusable batches, labels beyond the model's outputs, or a loss that is not
             finite.
+        RankError: ranks of a distributed job disagree, or another one failed.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
@@ -127,7 +134,9 @@ def finetune(
     task = Supervision(loss_fn, forward_fn, metric_fn, label_smoothing)
     taught = None if teacher is None else Distillation(teacher, distill, temperature)
     batches = as_loader(reread(loader), batch_size=_BATCH, shuffle=True, seed=seed or 0)
-    steps = epochs * _length(batches)
+    length = max(ranks.gathered("length", _length(batches)))
+    steps = epochs * length
+    ranks.copy_from_first_(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if optimizer is not None:
         own = optimizer(parameters)
@@ -143,25 +152,29 @@ def finetune(
     try:
         with _training(model), _seeded(seed):
             for epoch in range(epochs):
-                means = _Means()
-                for inputs, targets, count in task.batches(batches, device):
+                means, stream = _Means(), task.batches(batches, device)
+                for _ in range(length):
                     for group in own.param_groups:
                         group["lr"] = lr * factor(done / steps)
-                    loss, figures = learner(inputs, targets)
-                    if not torch.isfinite(loss):
-                        raise DataError(
-                            f"fine-tuning diverged at step {done} (loss {float(loss.detach())}): "
-                            f"lower lr={lr}"
-                        )
                     own.zero_grad()
-                    loss.backward()
+                    count = 0
+                    with ranks.all_ready("fine-tuning"):
+                        if (batch := next(stream, None)) is not None:
+                            inputs, targets, count = batch
+                            loss, figures = learner(inputs, targets)
+                            _check_finite(loss, done, lr)
+                            loss.backward()
+                            means.add(count, figures)
+                    ranks.average_gradients_(parameters, count)
                     own.step()
                     done += 1
-                    means.add(count, figures)
                     shown.update()
-                found = means.of()
+                ranks.average_statistics_(model)
+                found = means.pooled().of()
                 if evaluate_on is not None:
-                    measured = _measure(model, evaluate_on, task)
+                    with ranks.all_ready("validation"):
+                        own_part = _measured(model, evaluate_on, task)
+                    measured = own_part.pooled().of()
                     found |= {f"validation_{name}": value for name, value in measured.items()}
                     best.see(epoch, measured)
                 row = history.add(epoch=epoch, **found)
@@ -205,7 +218,7 @@ def evaluate(
     if metric_fn is not None:
         loss_fn = loss_fn or (lambda *_: torch.zeros(()))  # not asked for
     task = Supervision(loss_fn, forward_fn, metric_fn)
-    return _measure(model, loader, task)[task.metric or "loss"]
+    return _measured(model, loader, task).of()[task.metric or "loss"]
 
 
 def warm_cosine(share: float, warmup: float) -> float:
@@ -251,7 +264,14 @@ def _figures(
     return {"loss": float(loss.detach())} | ({} if merit is None else {str(task.metric): merit})
 
 
-def _measure(model: nn.Module, loader: Any, task: Supervision) -> dict[str, float]:
+def _check_finite(loss: Tensor, step: int, lr: float) -> None:
+    if not torch.isfinite(loss):
+        raise DataError(
+            f"fine-tuning diverged at step {step} (loss {float(loss.detach())}): lower lr={lr}"
+        )
+
+
+def _measured(model: nn.Module, loader: Any, task: Supervision) -> _Means:
     """Loss and figure of merit of all data, in evaluation mode."""
     device, means = first_floating(model).device, _Means()
     with running_statistics(model), torch.no_grad():
@@ -261,7 +281,7 @@ def _measure(model: nn.Module, loader: Any, task: Supervision) -> dict[str, floa
             means.add(count, _figures(model, task, outputs, targets, loss))
     if not means.count:
         raise DataError("the loader is empty: there is nothing to evaluate on")
-    return means.of()
+    return means
 
 
 class _Means:
@@ -274,6 +294,15 @@ class _Means:
         self.count += count
         for name, value in figures.items():
             self._sums[name] = self._sums.get(name, 0.0) + count * value
+
+    def pooled(self) -> _Means:
+        """Those over the samples of all ranks, each of which has some."""
+        totals = torch.tensor([self.count, *self._sums.values()], dtype=torch.float64)
+        ranks.sum_([totals])
+        all_of_them = _Means()
+        all_of_them.count = int(totals[0])
+        all_of_them._sums = dict(zip(self._sums, totals[1:].tolist(), strict=True))
+        return all_of_them
 
     def of(self) -> dict[str, float]:
         return {name: value / self.count for name, value in self._sums.items()}

@@ -74,10 +74,11 @@ def first_not_finite(net: GatedNet, images: Tensor, mask: Tensor | None) -> str:
     """
     if not finite([images]):
         return "the images"
-    for kind, module in (("layer", net.model), ("gates:", net.posterior), ("encoder", net.encoder)):
+    for kind, module in (("layer", net.model), ("gates", net.posterior), ("encoder", net.encoder)):
         for name, parameter in module.named_parameters():
             if not finite([parameter]):
-                return f"{kind} {name.rpartition('.')[0] or name!r} (its {name!r})"
+                where = name.rpartition(".")[0]
+                return f"{kind} {where!r} (its {name!r})" if where else f"{kind} {name!r}"
     if mask is not None and not finite([mask]):
         channel = int((~mask.isfinite()).nonzero()[0])
         group = net.graph.groups[int(net.graph.group_of[channel])]

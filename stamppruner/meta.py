@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from stamppruner.budget import Chooser
 from stamppruner.config import STAMPConfig
 from stamppruner.errors import DataError, DivergedError
 from stamppruner.gated import GatedNet
+from stamppruner.gradients import add_gradients_, set_, use_gradients_, wide
 from stamppruner.guards import Skips, finite, first_not_finite, memory_named, within
 from stamppruner.heads import borrowed_parameters, fit_ridge_, head_inputs, new_head
 from stamppruner.history import History
@@ -160,7 +161,7 @@ class MetaLearner:
     def _outer_step(self, i: int, start: list[Tensor], streams: Streams) -> Figures:
         config, parameters = self.config, self.net.parameters()
         rate = _decay(i, config.iterations)
-        gradients = [torch.zeros_like(p) for p in parameters]
+        gradients = [torch.zeros_like(p, dtype=wide(p)) for p in parameters]
         rows: dict[int, Figures] = {}
         bad: dict[int, str] = {}
         streams(i, 0)
@@ -173,12 +174,14 @@ class MetaLearner:
             streams(i, 1, j)
             task = self._read(one.read).to(self.net.device)  # line 5
             try:
-                rows[j], where = self._inner(task, mask, rate, gradients)  # line 6
+                rows[j], where = self._inner(task, mask, rate)  # line 6
+                if where is not None:
+                    bad[j] = f"{where}, in task {j} of iteration {i}"
+                else:
+                    add_gradients_(gradients, parameters)
             finally:
                 set_(parameters, start)
             self.images += len(task)
-            if where is not None:
-                bad[j] = f"{where}, in task {j} of iteration {i}"
         for others, wrong in ranks.gathered("iteration", (rows, bad)):
             rows, bad = rows | others, bad | wrong
         if not bad:
@@ -189,8 +192,7 @@ class MetaLearner:
             self.skips.bad(bad[min(bad)], hopeless=not finite(parameters))
         else:
             self.skips.good()
-            for total, p in zip(gradients, parameters, strict=True):
-                p.grad = total
+            use_gradients_(parameters, gradients)
             for group in self.outer.param_groups:
                 group["lr"] = group["initial_lr"] * rate
             self.outer.step()  # line 8, Eq. 4
@@ -207,16 +209,13 @@ class MetaLearner:
         images = [x.to(self.net.device) for task in tasks for x, _ in task.minibatches(size)]
         recalibrate_(self.net.model, images)
 
-    def _inner(
-        self, task: Task, mask: Mask, rate: float, gradients: list[Tensor]
-    ) -> tuple[Figures, str | None]:
-        """Adapt to one task, and add the gradient of its last minibatch to ``gradients``.
+    def _inner(self, task: Task, mask: Mask, rate: float) -> tuple[Figures, str | None]:
+        """Adapt to one task; leaves the gradient of its last minibatch in ``.grad``.
 
         Returns:
             Figures of the last minibatch, and what was not finite, if its loss was not.
         """
         inner, net = objective.adam(self.net, self.config, rate), self.net
-        parameters = net.parameters()  # the reference's head among them, not the task's own
         *batches, last = task.minibatches(self.config.minibatch_size)
         net.model.train()
         with frozen_statistics(net.model), self._task_head(task) as logits_of:
@@ -236,8 +235,7 @@ class MetaLearner:
                     inner.zero_grad()
                     loss_of(images, labels)[0].backward()
                     inner.step()
-                for p, total in zip(parameters, gradients, strict=True):
-                    p.grad = total
+                inner.zero_grad()
                 loss, logits, evidence = loss_of(*last)
             except _NotFiniteError as error:
                 merits = [net.task.metric] if net.task.metric else []
@@ -290,12 +288,6 @@ class MetaLearner:
             fit_ridge_(head, features, task.labels)
         with borrowed_parameters(old, head):
             yield lambda logits: logits
-
-
-@torch.no_grad()
-def set_(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Give parameters other values, in place."""
-    torch._foreach_copy_(list(parameters), list(values))
 
 
 def _decay(iteration: int, iterations: int) -> float:

@@ -214,16 +214,38 @@ def sum_(tensors: Sequence[torch.Tensor]) -> None:
         flat = flat.to(_device(flat))
         dist.all_reduce(flat)
         for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-            tensor.copy_(total.view_as(tensor))
+            tensor.copy_(total.view(tensor.shape))
+
+
+@torch.no_grad()
+def average_gradients_(parameters: Sequence[nn.Parameter], images: int) -> None:
+    """Average gradients over the images of all ranks, in place; ``images`` are this rank's."""
+    if count() == 1:
+        return
+    total = torch.tensor(float(images))
+    for p in parameters:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad.mul_(images)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    sum_([*gradients, total])
+    torch._foreach_div_(gradients, float(total))
+
+
+@torch.no_grad()
+def average_statistics_(model: nn.Module) -> None:
+    """Average the floating-point buffers of a model over the ranks, in place; add up counts."""
+    buffers = list(model.buffers())
+    sum_(buffers)
+    if count() > 1 and (real := [b for b in buffers if b.is_floating_point()]):
+        torch._foreach_div_(real, count())
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one dtype, together as large as they are sent."""
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+    """Tensors of one dtype and device, together as large as they are sent."""
+    for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         bucket: list[torch.Tensor] = []
         size = 0
         for tensor in tensors:
-            if tensor.dtype != dtype:
+            if (tensor.dtype, tensor.device) != kind:
                 continue
             if bucket and size + tensor.numel() > _BUCKET:
                 yield bucket

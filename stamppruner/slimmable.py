@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from stamppruner.config import STAMPConfig
 from stamppruner.evidence import running_statistics
 from stamppruner.finetune import warm_cosine
 from stamppruner.gated import GatedNet
+from stamppruner.gradients import add_gradients_, use_gradients_, wide
 from stamppruner.guards import Skips, finite, first_not_finite, within
 from stamppruner.shared_batch import shared_batch
 from stamppruner.tasks import TaskSampler
@@ -100,55 +102,83 @@ class SlimmableTraining:
             DivergedError: too many losses in a row are not finite.
             DataError: images cannot be used.
         """
-        losses = []
-        for _ in range(steps):
-            streams(self.done, 2)
-            losses.append(self._step())
+        losses = [self._step(streams) for _ in range(steps)]
         good = [loss for loss in losses if np.isfinite(loss)]
         return float(np.mean(good)) if good else float("nan")
 
-    def _step(self) -> float:
-        """One step over this rank's part of a minibatch; returns the loss of the whole."""
-        config, model, size = self.config, self.net.model, self.config.weight_batch
-        images, labels = self._minibatch()
-        with torch.no_grad(), running_statistics(self.teacher):
-            taught = objective.forward(self.teacher, images, config).float()
-        mask = None if self.done % _WHOLE_EVERY == 0 else self._mask().to(self.net.device)
-        model.train()
+    def _step(self, streams: Streams) -> float:
+        """One step; returns the loss of the whole minibatch, of all ranks."""
+        config, net = self.config, self.net
+        weights = net.weights()
+        parts = self._parts()
+        with ranks.all_ready("minibatch"):
+            batches = []
+            for number, _, rows in parts:
+                streams(self.done, 3, number)
+                batches.append(self._read(rows))
+        one = config.weight_parts == 1  # shared by all ranks
+        whole = torch.zeros((), dtype=wide(weights[0]), device=net.device)
+        totals = [] if one else [torch.zeros_like(p, dtype=wide(p)) for p in weights]
+        bad: list[str] = []
         self.optimizer.zero_grad()
-        with shared_batch(model), frozen_statistics(model):
-            with self.net.masked(mask):
-                logits = objective.forward(model, images, config).float()
-            loss = 0.5 * F.cross_entropy(logits, labels) + 0.5 * distillation(logits, taught)
-            loss = loss * (len(labels) / size)
-            loss.backward()  # type: ignore[no-untyped-call]
-        whole = loss.detach().clone()
-        gradients = [p.grad for p in self.net.weights() if p.grad is not None]
-        ranks.sum_([*gradients, whole])
-        if torch.isfinite(whole) and finite(gradients):
+        net.model.train()
+        for (number, mask, _), (images, labels) in zip(parts, batches, strict=True):
+            streams(self.done, 2, number)
+            with frozen_statistics(net.model):
+                with shared_batch(net.model) if one else nullcontext():
+                    loss = self._loss(images, labels, mask) * (len(labels) / config.weight_batch)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                if not torch.isfinite(loss.detach()):
+                    bad.append(first_not_finite(net, images, mask))
+            whole += loss.detach()
+            if one:
+                totals = [p.grad for p in weights if p.grad is not None]
+            else:
+                add_gradients_(totals, weights)
+        ranks.sum_([*totals, whole])
+        if torch.isfinite(whole) and finite(totals):
+            if not one:
+                use_gradients_(weights, totals)
             for group in self.optimizer.param_groups:
                 group["lr"] = config.weight_lr * warm_cosine(self.done / self.total, _WARM_UP)
             self.optimizer.step()
             self.skips.good()
         else:
-            with frozen_statistics(model):
-                where = first_not_finite(self.net, images, mask)
-            hopeless = not finite(self.net.weights())
-            self.skips.bad(f"{where}, under masks at step {self.done}", hopeless=hopeless)
+            where = f"{(*bad, 'the gradient')[0]}, under masks at step {self.done}"
+            self.skips.bad(where, hopeless=not finite(weights))
         self.optimizer.zero_grad()
         self.done += 1
         return float(whole)
 
-    def _minibatch(self) -> tuple[Tensor, Tensor]:
-        """This rank's part of the next one, on the network's device."""
-        size, device = self.config.weight_batch, self.net.device
-        with ranks.all_ready("minibatch"):
-            images, labels = within(
-                self._loader_timeout,
-                lambda: self.source.minibatch(self.done, size, ranks.part(size)),
-                "a minibatch of the reference",
-            )
-        return images.to(device), labels.to(device)
+    def _parts(self) -> list[tuple[int, Tensor | None, slice]]:
+        """Numbers, masks and rows of this rank's parts of a minibatch.
+
+        Masks are drawn for those of all ranks.
+        """
+        number, size = self.config.weight_parts, self.config.weight_batch
+        places = range(self.done * number, (self.done + 1) * number)
+        masks = [None if place % _WHOLE_EVERY == 0 else self._mask() for place in places]
+        masks = [None if mask is None else mask.to(self.net.device) for mask in masks]
+        if number == 1:
+            return [(ranks.own(), masks[0], ranks.part(size))]
+        ends = [round(size * part / number) for part in range(number + 1)]
+        return [(k, masks[k], slice(ends[k], ends[k + 1])) for k in ranks.mine(number)]
+
+    def _loss(self, images: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
+        with torch.no_grad(), running_statistics(self.teacher):
+            taught = objective.forward(self.teacher, images, self.config).float()
+        with self.net.masked(mask) as model:
+            logits = objective.forward(model, images, self.config).float()
+        return 0.5 * F.cross_entropy(logits, labels) + 0.5 * distillation(logits, taught)
+
+    def _read(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Rows of the next minibatch, on the network's device."""
+        images, labels = within(
+            self._loader_timeout,
+            lambda: self.source.minibatch(self.done, self.config.weight_batch, rows),
+            "a minibatch of the reference",
+        )
+        return images.to(self.net.device), labels.to(self.net.device)
 
     def _mask(self) -> Tensor:
         """The mask of a random task under a random budget."""

@@ -17,16 +17,27 @@ from stamppruner.cli import (
     pareto,
     prune,
 )
-from stamppruner.errors import StampError
+from stamppruner.cli._group import group
+from stamppruner.errors import PreemptedError, StampError
+
+PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h
 
 _COMMANDS = (demo, meta_fit, prune, pareto, finetune, evaluate, inspect, export, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 1 for an error of ours, 2 for bad usage."""
+    """Run a command; returns the exit code.
+
+    It is 0, 1 for an error of ours, 2 for bad usage, 75 (try again) where SIGTERM ended
+    meta-fitting with a checkpoint, 130 when interrupted.
+    """
     arguments = _parser().parse_args(argv)
     try:
-        return int(arguments.run(arguments) or 0)
+        with group(arguments):
+            return int(arguments.run(arguments) or 0)
+    except PreemptedError as error:
+        print(f"stamppruner: {_one_line(error)}", file=sys.stderr)
+        return PREEMPTED
     except StampError as error:
         print(f"stamppruner: {type(error).__name__}: {_one_line(error)}", file=sys.stderr)
         return 1
@@ -40,9 +51,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="stamppruner",
         description="Train a backbone once, give every new data set its own small network.",
         epilog="Every command has --help with an example; exit codes: 0, 1 for an error that is "
-        "named in one line, 2 for bad usage, 130 when interrupted.",
+        "named in one line, 2 for bad usage, 75 when SIGTERM ended it with a checkpoint, 130 when "
+        "interrupted.",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for command in _COMMANDS:
         command.add_to(commands)
     return parser

@@ -67,7 +67,9 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def show(arguments: argparse.Namespace, text: str, record: Mapping[str, Any]) -> None:
-    """The result, on standard output."""
+    """The result, on standard output; of several ranks, the first one's."""
+    if getattr(arguments, "silent", False):
+        return
     print(json.dumps(record, indent=2) if arguments.json else text)
 
 

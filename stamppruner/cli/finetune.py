@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from stamppruner.cli import _shared
+from stamppruner.cli import _group, _shared
 
 
 def add_to(commands: Any) -> None:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     torch.manual_seed(arguments.seed)
     history = finetune(
         model,
-        data,
+        _group.own_part(data),
         epochs=arguments.epochs,
         lr=arguments.lr,
         label_smoothing=arguments.label_smoothing,
@@ -69,6 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
         after = evaluate(model, test)
         found |= {"accuracy_before": before, "accuracy_after": after}
         lines.append(f"accuracy on {arguments.test}: {before:.1%} -> {after:.1%}")
-    save_slim(arguments.out, model, {**record, "finetuned": history.rows[-1:]})
+    if _group.first():
+        save_slim(arguments.out, model, {**record, "finetuned": history.rows[-1:]})
     _shared.show(arguments, "\n".join(lines), found)
     _shared.say(arguments, f"wrote {arguments.out}")

@@ -6,7 +6,7 @@ import argparse
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from stamppruner.cli import _shared
+from stamppruner.cli import _group, _shared
 from stamppruner.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def add_to(commands: Any) -> None:
         "classes where it has another, learns the gates over tasks of the reference, and writes "
         "the pruner.",
         epilog="example: stamppruner meta-fit --model torchvision:resnet18 --pretrained --data "
-        "reference --size 64 --out backbone.stamp.safetensors",
+        "reference --size 64 --out backbone.stamp.safetensors; on 8 GPUs: torchrun "
+        "--nproc-per-node 8 -m stamppruner meta-fit ... (docs/meta-fitting.md)",
     )
     add = fit.add_argument
     add("--data", required=True, metavar="FOLDER", help="reference, one sub-folder a class")
@@ -44,6 +45,17 @@ def add_to(commands: Any) -> None:
         "that stay whole")  # fmt: skip
     add("--shortcuts", choices=("couple", "project"), default="couple")
     add("--seed", type=int, default=0, help="of everything random (default 0)")
+    add("--checkpoint-dir", metavar="FOLDER", help="checkpoints of this run; SIGTERM then ends it "
+        "with one, and exit code 75")  # fmt: skip
+    add("--checkpoint-minutes", type=float, default=10, metavar="N", help="between two of them "
+        "(default 10)")  # fmt: skip
+    add("--keep", type=int, default=3, metavar="N", help="checkpoints that stay (default 3)")
+    add("--resume", action="store_true", help="go on from the last checkpoint, if there is one")
+    add("--log-dir", metavar="FOLDER", help="figures as CSV, and for TensorBoard if installed")
+    add("--deterministic", action="store_true", help="deterministic algorithms alone")
+    add("--loader-timeout", type=float, metavar="SECONDS", help="most to wait for images")
+    add("--amp", action="store_true", help="bfloat16 autocast")
+    add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     _shared.add_statistics(fit, "that of photographs")
     _shared.add_output(fit, "the summary")
     fit.set_defaults(run=run)
@@ -64,6 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
             "the backbone has no weights: pass --weights FILE, --pretrained, or --train EPOCHS"
         )
     check_writable(arguments.out)
+    device = _group.device_of(arguments)
     shape = (3, arguments.size, arguments.size)
     data = _shared.images_in(arguments.data, shape, arguments.mean, arguments.std)
     ways = arguments.ways or min(10, len(data.classes))
@@ -77,13 +90,13 @@ def run(arguments: argparse.Namespace) -> None:
         )
         if value is not None
     }
-    config = STAMPConfig(ways=ways, shots=shots, seed=arguments.seed, **given)
+    config = STAMPConfig(ways=ways, shots=shots, seed=arguments.seed, amp=arguments.amp, **given)
     sampler = TaskSampler(data, ways, shots, seed=arguments.seed)
     torch.manual_seed(arguments.seed)
-    model = _backbone(arguments, data)
+    model = _backbone(arguments, data).to(device)
     progress = not arguments.quiet
     if arguments.train:
-        finetune(model, data, epochs=arguments.train, lr=0.05, progress=progress)
+        finetune(model, _group.own_part(data), epochs=arguments.train, lr=0.05, progress=progress)
     accuracy = evaluate(model, data)
     _shared.say(arguments, f"backbone: {accuracy:.1%} of the reference images told right")
     if accuracy < 2 / len(data.classes):
@@ -94,21 +107,35 @@ def run(arguments: argparse.Namespace) -> None:
         )
     pruner = STAMPPruner(
         model.eval(),
-        torch.zeros(1, *shape),
+        torch.zeros(1, *shape, device=device),
         config=config,
         protect=arguments.protect,
         shortcuts=arguments.shortcuts,
     )
-    start = perf_counter()
+    marks: list[float] = []
 
-    def estimate(iteration: int, _figures: dict[str, float]) -> None:
-        if iteration == 0 and config.iterations > 1:
-            minutes = (perf_counter() - start) * config.iterations / 60
+    def estimate(_iteration: int, _figures: dict[str, float]) -> None:
+        """After the second iteration of this call; the first one has what is done once as well."""
+        marks.append(perf_counter())
+        if len(marks) == 2 and config.iterations > 2:
+            minutes = (marks[1] - marks[0]) * config.iterations / 60
             text = f"meta-fitting: {config.iterations} iterations, about {minutes:.1f} minutes"
             _shared.say(arguments, f"{text} (fewer --weight-steps and --tasks are faster)")
 
-    pruner.meta_fit(sampler, progress=progress, callback=estimate)
-    pruner.save(arguments.out)
+    pruner.meta_fit(
+        sampler,
+        progress=progress,
+        callback=estimate,
+        checkpoint_dir=arguments.checkpoint_dir,
+        checkpoint_minutes=arguments.checkpoint_minutes,
+        keep=arguments.keep,
+        resume=arguments.resume,
+        log_dir=arguments.log_dir,
+        deterministic=arguments.deterministic,
+        loader_timeout=arguments.loader_timeout,
+    )
+    if _group.first():
+        pruner.save(arguments.out)
     groups = pruner.graph.groups
     record = {
         "file": arguments.out,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from stamppruner.cli import _shared
+from stamppruner.cli import _group, _shared
 from stamppruner.errors import BudgetError
 
 _BOUNDS = {
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
             check_writable(file)
     pruner, shape = _shared.loaded_pruner(arguments)
     data, test = _shared.pair_of_folders(arguments, shape)
-    progress = not arguments.quiet
+    data, progress = _group.own_part(data), not arguments.quiet
     with _shared.known_warnings():
         result = pruner.prune(data, budget, progress=progress)
     if test is not None:
@@ -75,8 +75,9 @@ def run(arguments: argparse.Namespace) -> None:
         result.finetune(data, arguments.finetune, progress=progress)
         if test is not None:
             result.evaluate(test)
-    result.save(arguments.out)
-    if arguments.report is not None:
-        result.report.to_html(arguments.report)
+    if _group.first():
+        result.save(arguments.out)
+        if arguments.report is not None:
+            result.report.to_html(arguments.report)
     _shared.show(arguments, str(result.report), result.report.to_json())
     _shared.say(arguments, f"wrote {arguments.out}")
