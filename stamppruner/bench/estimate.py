@@ -98,7 +98,14 @@ def estimate(
     noise = Sources(folders=sources.folders, stand_in=images)
     with TemporaryDirectory() as folder:
         bench = Bench(
-            brief(preset), folder, noise, rows=rows, device=device, say=say, progress=False
+            brief(preset),
+            folder,
+            noise,
+            rows=rows,
+            device=device,
+            say=say,
+            progress=False,
+            speed=False,
         )
         classes = noise.pair(preset.reference)[0].num_classes
         bench.backbone = new_network(preset, classes, bench.device).eval()

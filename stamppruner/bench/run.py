@@ -71,6 +71,7 @@ class Bench:
         device: that networks are on; by default CUDA where there is any.
         say: is told what happens, line by line.
         progress: show bars where the output is a terminal.
+        speed: measure the speed of every network beside the full one.
 
     Attributes:
         record: JSON-able: ``preset``, ``machine``, ``reference`` (what the training on it gave),
@@ -91,6 +92,7 @@ class Bench:
         device: str | torch.device | None = None,
         say: Say = lambda _line: None,
         progress: bool = True,
+        speed: bool = True,
     ) -> None:
         known = rows_of(preset)
         self.rows = known if rows is None else list(rows)
@@ -98,6 +100,7 @@ class Bench:
             raise ConfigError(f"no row {unknown[0]!r}: there are {', '.join(ROWS)}")
         sources.check((preset.reference, *preset.targets))
         self.preset, self.sources, self.say, self.progress = preset, sources, say, progress
+        self.speed = speed
         cuda = torch.cuda.is_available()
         self.device = torch.device(device or ("cuda" if cuda else "cpu"))
         self.folder = check_folder(folder, [RECORD])
@@ -186,7 +189,11 @@ class Bench:
             "curve": curve.points,
             "test_images": len(test),
             "kept": result.plan.record() if cell.row == "STAMP" else None,
-            **self._speed(model, result, train.num_classes, training.batch_size),
+            **(
+                self._speed(model, result, train.num_classes, training.batch_size)
+                if self.speed
+                else {}
+            ),
         }
 
     def _train(
