@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -66,10 +66,23 @@ class GatedNet:
             self.evidence(images), temperature=temperature, generator=generator
         )
 
+    def evidence_of(self, images: Tensor) -> Callable[[], Tensor]:
+        """Gives :meth:`evidence` of one set, again and again while parameters change.
+
+        What no parameter enters is computed once.
+        """
+        encode, dtype = self.encoder.prepared(images.float()), first_floating(self.model).dtype
+        return lambda: self._reader.standardised(encode().to(dtype)).float()
+
     @contextmanager
-    def masked(self, mask: Tensor | None) -> Iterator[nn.Module]:
-        """The model under a mask inside the block."""
-        with self._gates.injected() as gates:
+    def masked(self, mask: Tensor | None, *, by_weight: bool = False) -> Iterator[nn.Module]:
+        """The model under a mask inside the block.
+
+        Args:
+            mask: ``(num_channels,)``; None leaves all as it is.
+            by_weight: where only the outputs matter, see :meth:`~stamppruner.gates.Gates.inject`.
+        """
+        with self._gates.injected(by_weight=by_weight) as gates:
             gates.values = mask
             try:
                 yield self.model

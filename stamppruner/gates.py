@@ -24,6 +24,9 @@ from stamppruner.channels import KEPT, ChannelGraph, ChannelPlan
 from stamppruner.errors import PlanError
 from stamppruner.norms import Norm
 
+_PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+"""Layers that use their weight as it is, with input channels along its second axis."""
+
 
 class Gates:
     """The gates of one model: injected on entry, ejected on exit, also after an exception.
@@ -62,6 +65,7 @@ class Gates:
             gate = _Gate(self._mask, torch.from_numpy(index))
             self._sites.append((module, _NormGate(gate, layer.norm) if layer.norm else gate))
         self._handles: list[RemovableHandle] = []
+        self.by_weight = False
 
     @property
     def values(self) -> Tensor | None:
@@ -76,15 +80,23 @@ class Gates:
         else:
             self._mask.extended = torch.cat([mask, mask.new_ones((*mask.shape[:-1], 1))], dim=-1)
 
-    def inject(self) -> None:
-        """Register the hooks (once)."""
-        if not self._handles:
-            self._handles = [
-                module.register_forward_hook(gate)
-                if isinstance(gate, _NormGate)
-                else module.register_forward_pre_hook(gate)
-                for module, gate in self._sites
-            ]
+    def inject(self, *, by_weight: bool = False) -> None:
+        """Register the hooks (once).
+
+        Args:
+            by_weight: multiply a layer's weight instead of its input where that is smaller. The
+                outputs are the same but for rounding; what other hooks see of inputs is not.
+        """
+        if self._handles:
+            return
+        self.by_weight = by_weight
+        for module, gate in self._sites:
+            if isinstance(gate, _NormGate):
+                self._handles.append(module.register_forward_hook(gate))
+                continue
+            self._handles.append(module.register_forward_pre_hook(gate))
+            if by_weight:
+                self._handles.append(module.register_forward_hook(_unveil, always_call=True))
 
     def eject(self) -> None:
         """Remove the hooks: the model is as it was before :meth:`inject`."""
@@ -93,9 +105,9 @@ class Gates:
         self._handles = []
 
     @contextmanager
-    def injected(self) -> Iterator[Gates]:
-        """Gates that are there inside the ``with`` block only."""
-        self.inject()
+    def injected(self, *, by_weight: bool = False) -> Iterator[Gates]:
+        """Gates that are there inside the ``with`` block only; see :meth:`inject`."""
+        self.inject(by_weight=by_weight)
         try:
             yield self
         finally:
@@ -135,10 +147,29 @@ class _Gate:
         gate = self.mask(x)
         if gate is None:
             return None
+        if self.gates.by_weight and _cheaper_by_weight(module, x, gate):
+            weight = module._parameters["weight"]
+            assert weight is not None
+            veiled = weight * gate.to(weight.dtype).view(1, -1, *[1] * (weight.dim() - 2))
+            module.__dict__["weight"] = veiled  # found before the parameter of that name
+            return None
         axis = layers.channel_axis(module, x.dim())
         trailing = [1] * (x.dim() - axis - 1)
         leading = [1] * (axis - 1) if gate.dim() == 2 else []
         return (x * gate.view(*gate.shape[:-1], *leading, -1, *trailing), *args[1:])
+
+
+def _cheaper_by_weight(module: nn.Module, x: Tensor, gate: Tensor) -> bool:
+    """Whether the mask can be multiplied into the weight, and the weight is the smaller one."""
+    if type(module) not in _PLAIN or gate.dim() != 1 or getattr(module, "groups", 1) != 1:
+        return False
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.numel() < x.numel()
+
+
+def _unveil(module: nn.Module, _args: Any, _output: Any) -> None:
+    """The weight is the parameter again."""
+    module.__dict__.pop("weight", None)
 
 
 class _NormGate:

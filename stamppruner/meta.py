@@ -218,12 +218,13 @@ class MetaLearner:
         inner, net = objective.adam(self.net, self.config, rate), self.net
         *batches, last = task.minibatches(self.config.minibatch_size)
         net.model.train()
+        evidence_of = net.evidence_of(task.images)
         with frozen_statistics(net.model), self._task_head(task) as logits_of:
 
             def loss_of(images: Tensor, labels: Tensor) -> tuple[Tensor, Any, Tensor]:
-                evidence = net.evidence(task.images)
+                evidence = evidence_of()
                 gate = mask.of(evidence)
-                with net.masked(gate) as model:
+                with net.masked(gate, by_weight=True) as model:
                     logits = logits_of(objective.forward(model, images, self.config, net.task))
                 loss = objective.loss(logits, labels, net, self._kl_weight)
                 if not torch.isfinite(loss.detach()):

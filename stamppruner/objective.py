@@ -15,6 +15,8 @@ from stamppruner.config import STAMPConfig
 from stamppruner.gated import GatedNet
 from stamppruner.supervision import CLASSIFICATION, Supervision
 
+_FUSED = ("cpu", "cuda")
+
 
 @dataclass(frozen=True)
 class Relaxed:
@@ -101,6 +103,9 @@ def adam(net: GatedNet, config: STAMPConfig, rate: float = 1.0) -> torch.optim.A
         (net.posterior.pi_parameters(), config.pi_lr),
         (net.theta(), config.theta_lr),
     ]
+    fused = all(p.device.type in _FUSED for p in net.parameters())
     return torch.optim.Adam(
-        [{"params": p, "lr": lr * rate, "initial_lr": lr} for p, lr in groups if p], foreach=True
+        [{"params": p, "lr": lr * rate, "initial_lr": lr} for p, lr in groups if p],
+        foreach=not fused,
+        fused=fused,
     )

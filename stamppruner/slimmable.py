@@ -167,7 +167,7 @@ class SlimmableTraining:
     def _loss(self, images: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
         with torch.no_grad(), running_statistics(self.teacher):
             taught = objective.forward(self.teacher, images, self.config).float()
-        with self.net.masked(mask) as model:
+        with self.net.masked(mask, by_weight=True) as model:
             logits = objective.forward(model, images, self.config).float()
         return 0.5 * F.cross_entropy(logits, labels) + 0.5 * distillation(logits, taught)
 

@@ -138,3 +138,58 @@ def test_mask_works_on_a_copy():
     assert anatomy(model) == before
     assert dense is not model
     assert dense[0][0].weight.data_ptr() != model[0][0].weight.data_ptr()
+
+
+def gradients(model, graph, x, *, by_weight):
+    """Outputs, and gradients of the mask and of all parameters."""
+    model.zero_grad()
+    values = torch.linspace(0, 1, graph.num_channels, dtype=torch.float64).requires_grad_()
+    with Gates(model, graph).injected(by_weight=by_weight) as gates:
+        gates.values = values
+        outputs = floating_tensors(x.call(model))
+    sum((y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() for y in outputs).backward()
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [y.detach() for y in outputs], values.grad, found
+
+
+def test_weights_times_the_mask_are_inputs_times_the_mask(gated):
+    model, graph = gated
+    model.double()
+    x = graph.example.random(40, 0).to(torch.float64)
+    before = anatomy(model)
+    outputs, mask_gradient, found = gradients(model, graph, x, by_weight=False)
+    others, other_gradient, other_found = gradients(model, graph, x, by_weight=True)
+    for one, two in zip(
+        [*outputs, mask_gradient, *found], [*others, other_gradient, *other_found], strict=True
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+    assert anatomy(model) == before
+
+
+@pytest.mark.parametrize("fails", ["layer", "hook"])
+def test_weights_are_the_parameters_again_after_an_exception(fails):
+    layer = nn.Conv2d(4, 4, 1)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), layer)
+    graph = trace_channels(model, torch.randn(1, 3, 5, 5))
+    before = anatomy(model)
+    seen = []
+
+    def fail(*_):
+        seen.append("weight" in layer.__dict__)
+        raise ZeroDivisionError
+
+    with Gates(model, graph).injected(by_weight=True) as gates:
+        gates.values = torch.ones(graph.num_channels)
+        if fails == "hook":
+            handle = layer.register_forward_pre_hook(fail)
+        else:
+            layer._conv_forward = fail
+        with pytest.raises(ZeroDivisionError):
+            model(torch.randn(2, 3, 5, 5))
+    if fails == "hook":
+        handle.remove()
+    else:
+        del layer._conv_forward
+    assert seen == [True]
+    assert anatomy(model) == before
+    assert isinstance(layer.weight, nn.Parameter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,10 @@ class SetEncoder(nn.Module, abc.ABC):
         Raises:
             DataError: the images are not floating-point, not 4-D, empty, or of another C.
         """
+
+    def prepared(self, images: Tensor) -> Callable[[], Tensor]:
+        """Gives ``self(images)``, again and again while parameters change."""
+        return lambda: self(images)
 
     def _require_positive(self, **values: int) -> None:
         for name, value in values.items():
@@ -90,13 +95,20 @@ class GridSetEncoder(SetEncoder):
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns pseudo images (r, C, H, W); see :meth:`SetEncoder.forward`."""
+        return self.prepared(images)()
+
+    def prepared(self, images: Tensor) -> Callable[[], Tensor]:
+        """Gives ``self(images)``; images are averaged once. See :meth:`SetEncoder.prepared`."""
         self._check_images(images)
-        pooled = F.adaptive_avg_pool2d(images, self.grid)
-        codes = self.aggregate(self.embed(pooled.flatten(1)))
-        residual = self.decode(codes).unflatten(1, (self.in_channels, self.grid, self.grid))
-        return images.mean(0, keepdim=True) + F.interpolate(
-            residual, size=images.shape[-2:], mode="bilinear", align_corners=False
-        )
+        pooled = F.adaptive_avg_pool2d(images, self.grid).flatten(1)
+        mean, size = images.mean(0, keepdim=True), images.shape[-2:]
+
+        def encode() -> Tensor:
+            codes = self.aggregate(self.embed(pooled))
+            residual = self.decode(codes).unflatten(1, (self.in_channels, self.grid, self.grid))
+            return mean + F.interpolate(residual, size=size, mode="bilinear", align_corners=False)
+
+        return encode
 
     @abc.abstractmethod
     def aggregate(self, embeddings: Tensor) -> Tensor:

@@ -191,3 +191,15 @@ def test_settings_below_one_are_refused(build: Build, bad: dict[str, int]) -> No
     (name,) = bad
     with pytest.raises(ConfigError, match=f"{name}=0"):
         build(**{"in_channels": 3, **bad})
+
+
+def test_a_prepared_set_follows_the_parameters(build: Build) -> None:
+    encoder, batch = build(3), images(6, 3, 16, 16)
+    encode = encoder.prepared(batch)
+    first = encode()
+    assert torch.equal(first, encoder(batch))
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.mul_(1.5)
+    assert torch.equal(encode(), encoder(batch))
+    assert not torch.equal(encode(), first)
