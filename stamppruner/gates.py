@@ -65,7 +65,6 @@ class Gates:
             gate = _Gate(self._mask, torch.from_numpy(index))
             self._sites.append((module, _NormGate(gate, layer.norm) if layer.norm else gate))
         self._handles: list[RemovableHandle] = []
-        self.by_weight = False
 
     @property
     def values(self) -> Tensor | None:
@@ -89,7 +88,7 @@ class Gates:
         """
         if self._handles:
             return
-        self.by_weight = by_weight
+        self._mask.by_weight = by_weight
         for module, gate in self._sites:
             if isinstance(gate, _NormGate):
                 self._handles.append(module.register_forward_hook(gate))
@@ -117,11 +116,14 @@ class Gates:
 class _Mask:
     """What the gates of a model share: the mask, and a 1 behind it for positions that stay.
 
+    With ``by_weight``, it is multiplied into weights where these are smaller than inputs.
+
     Gates do not hold :class:`Gates` itself, which holds the model: such a circle would keep the
     weights in memory until Python looks for circles.
     """
 
     extended: Tensor | None = None
+    by_weight: bool = False
 
 
 class _Gate:
@@ -147,7 +149,7 @@ class _Gate:
         gate = self.mask(x)
         if gate is None:
             return None
-        if self.gates.by_weight and _cheaper_by_weight(module, x, gate):
+        if self.shared.by_weight and _cheaper_by_weight(module, x, gate):
             weight = module._parameters["weight"]
             assert weight is not None
             veiled = weight * gate.to(weight.dtype).view(1, -1, *[1] * (weight.dim() - 2))
