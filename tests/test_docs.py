@@ -26,7 +26,8 @@ import stamppruner.result
 import stamppruner.swap
 from stamppruner.cli import main
 from stamppruner.data import ArrayDataset, digits, render_characters
-from stamppruner.models import ResNet
+from stamppruner.io import write_safetensors
+from stamppruner.models import ResNet, resnet18
 from stamppruner.report import Report
 
 ROOT = Path(__file__).parents[1]
@@ -100,9 +101,16 @@ def scope_of_baselines() -> dict[str, Any]:
     }
 
 
+def scope_of_meta_fitting() -> dict[str, Any]:
+    scope = scope_of_readme()
+    write_safetensors("backbone.safetensors", resnet18(100, width=0.125).state_dict())
+    return scope
+
+
 SCOPES: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": scope_of_readme,
     "baselines.md": scope_of_baselines,
+    "meta-fitting.md": scope_of_meta_fitting,
 }
 
 

@@ -19,6 +19,7 @@ def add_to(commands: Any) -> None:
     """The command and its arguments."""
     fit = commands.add_parser(
         "meta-fit",
+        usage="stamppruner meta-fit --model FACTORY --data FOLDER --out FILE [options]",
         help="a pruner, once, from a backbone and labelled reference images",
         description="Reads a trained backbone (or trains one), gives it a head of the reference's "
         "classes where it has another, learns the gates over tasks of the reference, and writes "
