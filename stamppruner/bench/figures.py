@@ -72,7 +72,9 @@ class Figures:
             if figure is not None:
                 path = base / f"{name}.svg"
                 with _lean_svg():
-                    atomic_write(path, partial(figure.savefig, format="svg"))
+                    atomic_write(
+                        path, partial(figure.savefig, format="svg", metadata={"Date": None})
+                    )
                 paths.append(path)
         return paths
 
