@@ -1,0 +1,369 @@
+"""What meta-fitting costs beside plain training, how that grows, and what the paper's would take.
+
+    python benchmarks/meta_fit.py steps         # gated steps against plain ones
+    python benchmarks/meta_fit.py throughput    # images a second of meta_fit against plain training
+    python benchmarks/meta_fit.py memory        # peak memory of both, in processes of their own
+    python benchmarks/meta_fit.py growth        # over tasks, images, width, depth and image size
+    python benchmarks/meta_fit.py ranks         # one process against two, one thread each
+    python benchmarks/meta_fit.py paper         # 2,000 iterations x 10 tasks x 5 minibatches of 128
+    python benchmarks/meta_fit.py all [--quick] [--device cuda]
+
+Random weights and images, one thread. Kinds of steps take turns, and the least of their times
+counts; on the CPU these are seconds of the process, which other programs hardly change, except in
+``ranks``, which needs a quiet machine. The plain step has the same optimizer. Every run is written
+to ``benchmarks/results/meta-fit.json`` when it is done. ``--quick`` is for trying it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from stamppruner import STAMPConfig, STAMPPruner, TaskSampler, objective
+from stamppruner.batchnorm import frozen_statistics
+from stamppruner.budget import Budget, Chooser
+from stamppruner.io import atomic_write
+from stamppruner.models import VGG, resnet18, vgg19
+
+RESULTS = Path(__file__).parent / "results" / "meta-fit.json"
+NETS: dict[str, Callable[..., nn.Module]] = {"vgg19": vgg19, "resnet18": resnet18}
+CLASSES, SET = 100, 640
+Record = dict[str, Any]
+
+
+class Bench:
+    """Device, number of repeats, and the clock."""
+
+    def __init__(self, device: str, quick: bool) -> None:
+        self.device, self.quick = torch.device(device), quick
+        self.repeats = 2 if quick else 8
+
+    def now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            return time.perf_counter()
+        return time.process_time()
+
+    def in_turns(self, steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
+        """Least seconds of each, after one that does not count."""
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for turn in range(self.repeats + 1):
+            for name, step in steps.items():
+                start = self.now()
+                step()
+                if turn:
+                    times[name].append(self.now() - start)
+        return {name: min(found) for name, found in times.items()}
+
+
+def images(number: int, size: int = 32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(number, 3, size, size, generator=generator)
+    return x, torch.arange(number) % CLASSES
+
+
+def pruner_of(model: nn.Module, config: STAMPConfig, size: int = 32) -> STAMPPruner:
+    like = next(model.parameters())
+    return STAMPPruner(model, torch.zeros(1, 3, size, size, device=like.device), config=config)
+
+
+def plain_step(model: nn.Module, x: Tensor, y: Tensor, config: STAMPConfig) -> Callable[[], None]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    model.train()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(objective.forward(model, x, config).float(), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def gated_steps(
+    pruner: STAMPPruner, whole: Tensor, x: Tensor, y: Tensor, config: STAMPConfig
+) -> dict[str, Callable[[], None]]:
+    """A step of the inner loop for both kinds of masks: set path, mask, network, KL, Adam."""
+    net = pruner._gated()
+    net.model.train()
+    optimizer, evidence_of = objective.adam(net, config), net.evidence_of(whole)
+    chooser = Chooser(net.model, net.graph, floor=config.floor, round_to=config.round_to)
+    kinds = {
+        "relaxed": objective.Relaxed(net, config.temperature, torch.Generator().manual_seed(0)),
+        "budgeted": objective.Budgeted(net, chooser, Budget(macs=0.3)),
+    }
+
+    def step(kind: str) -> Callable[[], None]:
+        def run() -> None:
+            optimizer.zero_grad()
+            with frozen_statistics(net.model):
+                with net.masked(kinds[kind].of(evidence_of()), by_weight=True) as model:
+                    logits = objective.forward(model, x, config)
+                objective.loss(logits, y, net, 1e-5).backward()
+            optimizer.step()
+
+        return run
+
+    return {kind: step(kind) for kind in kinds}
+
+
+def steps(bench: Bench) -> Iterator[Record]:
+    """Seconds of a plain step, and of gated ones as multiples of it."""
+    cases = [(n, w, b, a) for n in NETS for w in (0.25, 1.0) for b in (128, 32) for a in (0, 1)]
+    for name, width, batch, amp in cases[:4] if bench.quick else cases:
+        config = STAMPConfig(amp=bool(amp))
+        model = NETS[name](CLASSES, width=width).to(bench.device)
+        whole, labels = (part.to(bench.device) for part in images(SET))
+        x, y = whole[:batch], labels[:batch]
+        pruner = pruner_of(model, config)
+        kinds = {"plain": plain_step(copy.deepcopy(model), x, y, config)}
+        found = bench.in_turns(kinds | gated_steps(pruner, whole, x, y, config))
+        yield {
+            "net": name, "width": width, "batch": batch, "amp": bool(amp), "set": SET,
+            "plain_seconds": found["plain"],
+            "relaxed": found["relaxed"] / found["plain"],
+            "budgeted": found["budgeted"] / found["plain"],
+        }  # fmt: skip
+
+
+def reference(shots: int, size: int = 32, seed: int = 0) -> TaskSampler:
+    return TaskSampler(TensorDataset(*images(CLASSES * shots, size)), 10, shots, seed=seed)
+
+
+def fit_config(bench: Bench, **changes: Any) -> STAMPConfig:
+    """Tasks as in the paper, but fewer."""
+    few: Record = {
+        "iterations": 2, "tasks_per_iteration": 2, "ways": 10, "shots": 64,
+        "minibatch_size": 128, "weight_steps": 0, "warm_start": False,
+    }  # fmt: skip
+    if bench.quick:
+        few |= {"shots": 16, "minibatch_size": 32, "tasks_per_iteration": 1}
+    return STAMPConfig(**(few | changes))
+
+
+def fit_seconds(bench: Bench, pruner: STAMPPruner, size: int = 32) -> tuple[float, int]:
+    """Seconds of the iterations after the first, and the images that they train on."""
+    config, marks = pruner.config, []
+    pruner.meta_fit(
+        reference(config.shots, size), progress=False, callback=lambda *_: marks.append(bench.now())
+    )
+    number = config.tasks_per_iteration * config.ways * config.shots
+    number += config.weight_steps * config.weight_batch
+    return marks[-1] - marks[0], number * (len(marks) - 1)
+
+
+def throughput(bench: Bench) -> Iterator[Record]:
+    """Images a second, as a share of those of plain training in minibatches of the same size."""
+    for name, width in [("vgg19", 0.25), ("resnet18", 0.25), ("vgg19", 1.0), ("resnet18", 1.0)]:
+        if bench.quick and width == 1:
+            continue
+        for weight_steps in (0, 10):
+            config = fit_config(bench, weight_steps=weight_steps)
+            model = NETS[name](CLASSES, width=width).to(bench.device)
+            x, y = (part.to(bench.device) for part in images(config.minibatch_size))
+            plain = bench.in_turns({"plain": plain_step(copy.deepcopy(model), x, y, config)})
+            seconds, number = fit_seconds(bench, pruner_of(model, config))
+            own = number / seconds
+            rate = config.minibatch_size / plain["plain"]
+            yield {
+                "net": name, "width": width, "minibatch": config.minibatch_size,
+                "weight_steps": weight_steps, "images_per_second": own,
+                "plain_images_per_second": rate, "share": own / rate,
+            }  # fmt: skip
+
+
+def peak(kind: str, bench: Bench, name: str, width: float, config: STAMPConfig) -> float:
+    """Peak bytes that training takes beyond what the process had before, in this process."""
+    model = NETS[name](CLASSES, width=width).to(bench.device)
+    pruner, source = pruner_of(copy.deepcopy(model), config), reference(config.shots)
+    x, y = (part.to(bench.device) for part in images(config.minibatch_size))
+    before = _memory(bench, reset=True)
+    if kind == "plain":
+        step = plain_step(model, x, y, config)
+        for _ in range(5):
+            step()
+    else:
+        pruner.meta_fit(source, progress=False)
+    return _memory(bench) - before
+
+
+def _memory(bench: Bench, *, reset: bool = False) -> float:
+    """Bytes at the peak since the last reset, or, after a reset, now; Linux's on the CPU."""
+    if bench.device.type == "cuda":
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return float(torch.cuda.max_memory_allocated())
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    return 1024.0 * int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
+
+
+def measured_peak(bench: Bench, kind: str, name: str, width: float, **changes: Any) -> float:
+    """The same in a process of its own."""
+    asked = json.dumps([kind, bench.device.type, bench.quick, name, width, changes])
+    run = subprocess.run(
+        [sys.executable, __file__, "peak", asked], capture_output=True, text=True, check=True
+    )
+    return float(run.stdout)
+
+
+def memory(bench: Bench) -> Iterator[Record]:
+    """Peak memory of meta-fitting as a multiple of plain training's."""
+    widths = (0.25,) if bench.quick else (0.25, 1.0)
+    for name, width in [(n, w) for n in NETS for w in widths]:
+        for weight_steps in (0, 2):
+            plain, own = (
+                measured_peak(bench, kind, name, width, weight_steps=weight_steps)
+                for kind in ("plain", "meta_fit")
+            )
+            yield {
+                "net": name, "width": width, "weight_steps": weight_steps,
+                "plain_bytes": plain, "bytes": own, "ratio": own / plain,
+            }  # fmt: skip
+
+
+def growth(bench: Bench) -> Iterator[Record]:
+    """Seconds of an iteration, and the slope of its logarithm from the first value on."""
+    small = {"tasks_per_iteration": 1, "shots": 16, "minibatch_size": 32}
+    wide = {"shots": [16, 32, 64, 128]}  # images of the set: 10 times as many
+
+    def net(width: float = 0.25, depth: int = 2, size: int = 32) -> nn.Module:
+        stages = [[round(width * channels)] * depth for channels in (64, 128, 256)]
+        return VGG(stages, CLASSES).to(bench.device)
+
+    cases: dict[str, list[tuple[float, Record, Record]]] = {
+        "tasks": [(n, {}, {"tasks_per_iteration": n}) for n in (1, 2, 4, 8)],
+        "images": [(10 * n, {}, {"shots": n}) for n in wide["shots"]],
+        "width": [(w, {"width": w}, {}) for w in (0.25, 0.5, 1.0)],
+        "depth": [(d, {"depth": d}, {}) for d in (1, 2, 4)],
+        "size": [(s, {"size": s}, {}) for s in (16, 32, 64)],
+    }
+    for what, points in cases.items():
+        first: tuple[float, float] | None = None
+        for value, made, changes in points[:2] if bench.quick else points:
+            pruner = pruner_of(net(**made), fit_config(bench, **(small | changes)),
+                               made.get("size", 32))  # fmt: skip
+            seconds, _ = fit_seconds(bench, pruner, made.get("size", 32))
+            slope = None
+            if first is not None:
+                slope = _slope(first, (value, seconds))
+            first = first or (value, seconds)
+            yield {"over": what, "value": value, "seconds": seconds, "slope": slope}
+
+
+def _slope(one: tuple[float, float], two: tuple[float, float]) -> float:
+    """1 is linear, 2 quadratic."""
+    logs = [torch.tensor(pair, dtype=torch.float64).log() for pair in (one, two)]
+    x, y = (logs[1] - logs[0]).tolist()
+    return y / x
+
+
+def ranks(bench: Bench) -> Iterator[Record]:
+    """Iterations a second of two processes against one, by the wall clock."""
+    for weight_steps in (0, 10):
+        seconds = {number: _spawned(number, bench.quick, weight_steps) for number in (1, 2)}
+        yield {
+            "net": "vgg19", "width": 0.25, "weight_steps": weight_steps, "seconds": seconds[1],
+            "seconds_on_two": seconds[2], "speedup": seconds[1] / seconds[2],
+        }  # fmt: skip
+
+
+def _spawned(number: int, quick: bool, weight_steps: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(_rank, (number, folder, quick, weight_steps), nprocs=number)
+        return float(Path(folder, "seconds").read_text())
+
+
+def _rank(rank: int, number: int, folder: str, quick: bool, weight_steps: int) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=number
+    )
+    config = fit_config(
+        Bench("cpu", quick), tasks_per_iteration=4, iterations=3, weight_steps=weight_steps
+    )
+    marks: list[float] = []
+    pruner_of(vgg19(CLASSES, width=0.25), config).meta_fit(
+        reference(config.shots), progress=False,
+        callback=lambda *_: marks.append(time.perf_counter()),
+    )  # fmt: skip
+    if rank == 0:
+        Path(folder, "seconds").write_text(str(marks[-1] - marks[0]))
+    distributed.destroy_process_group()
+
+
+def paper(bench: Bench) -> Iterator[Record]:
+    """Hours of the paper's meta-fit of VGG-19, from measured iterations of one of its tasks."""
+    config = STAMPConfig.paper(iterations=2, tasks_per_iteration=1)
+    width = 0.25 if bench.quick else 1.0
+    for amp in (False, True):
+        config = STAMPConfig(**{**config.to_dict(), "budget_range": (0.1, 0.6), "amp": amp})
+        model = vgg19(CLASSES, width=width).to(bench.device)
+        seconds, _ = fit_seconds(bench, pruner_of(model, config))
+        hours = seconds * 10 * 2000 / 3600
+        yield {"width": width, "amp": amp, "seconds_per_task": seconds, "hours": hours}
+
+
+SECTIONS = {
+    "steps": steps,
+    "throughput": throughput,
+    "memory": memory,
+    "growth": growth,
+    "ranks": ranks,
+    "paper": paper,
+}
+
+
+def save(name: str, rows: list[Record], bench: Bench) -> None:
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    device = torch.cuda.get_device_name() if bench.device.type == "cuda" else _cpu()
+    entry = {"device": device, "torch": torch.__version__, "quick": bench.quick, "rows": rows}
+    found[f"{name} ({bench.device.type})"] = entry
+    atomic_write(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def _cpu() -> str:
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text().splitlines() if facts.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{(names or ['CPU'])[0]}, one thread"
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("section", choices=[*SECTIONS, "all", "peak"])
+    parser.add_argument("asked", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.section == "peak":
+        kind, device, quick, name, width, changes = json.loads(arguments.asked)
+        bench = Bench(device, quick)
+        print(peak(kind, bench, name, width, fit_config(bench, **changes)))
+        return
+    bench = Bench(arguments.device, arguments.quick)
+    for name in SECTIONS if arguments.section == "all" else [arguments.section]:
+        rows = []
+        for row in SECTIONS[name](bench):
+            print(name, json.dumps(row), flush=True)
+            rows.append(row)
+        save(name, rows, bench)
+
+
+if __name__ == "__main__":
+    main()
