@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -28,7 +28,7 @@ from stamppruner.meta import Callback, MetaLearner
 from stamppruner.meta_state import restore_, restored_keep, state_of
 from stamppruner.preemption import Preemption, sigterm_noted
 from stamppruner.randomness import deterministic_algorithms
-from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource
+from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, draw
 from stamppruner.warmstart import keep_by_rank, task_scores, warm_start_on_tasks
 
 logger = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ def _learner(
     fitted_heads = isinstance(source, LoaderTasks) and net.task.classifies
     keep = restored_keep(found)
     if found is None and not fitted_heads and (config.warm_start or config.weight_steps):
-        scores = _scores(net, peek(source, _WARM_TASKS))
+        scores = _scores(net, source)
         keep = torch.stack([keep_by_rank(one, net) for one in scores])
         if config.warm_start:
             warm_start_on_tasks(net, scores)
@@ -229,11 +229,14 @@ def _learner(
     )
 
 
-def _scores(net: GatedNet, tasks: Sequence[Task]) -> Tensor:
+def _scores(net: GatedNet, source: TaskSource) -> Tensor:
     """Taylor scores ``(T, C)`` of tasks, each on the rank whose share it is."""
-    own = {i: task_scores(net, [tasks[i]])[0].cpu() for i in ranks.mine(len(tasks))}
+    state = source.state_dict()
+    drawn = draw(source, _WARM_TASKS)
+    source.load_state_dict(state)
+    own = {i: task_scores(net, [drawn[i].read()])[0].cpu() for i in ranks.mine(len(drawn))}
     merged = {i: scores for part in ranks.gathered("scores", own) for i, scores in part.items()}
-    return torch.stack([merged[i] for i in range(len(tasks))]).to(net.device)
+    return torch.stack([merged[i] for i in range(len(drawn))]).to(net.device)
 
 
 def _identity(

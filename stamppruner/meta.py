@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stamppruner import objective, ranks
-from stamppruner.batchnorm import frozen_statistics, recalibrate_
+from stamppruner.batchnorm import frozen_statistics, reestimated_statistics
 from stamppruner.budget import Chooser
 from stamppruner.config import STAMPConfig
 from stamppruner.errors import DataError, DivergedError
@@ -204,10 +204,12 @@ class MetaLearner:
 
     def _recalibrate(self) -> None:
         """Batch-norm statistics of the whole network under the weights just learned."""
-        tasks = self._read(lambda: self.source.tasks(_RECALIBRATION_TASKS))
+        drawn = self._read(lambda: draw(self.source, _RECALIBRATION_TASKS))
         size = max(2, self.config.minibatch_size)
-        images = [x.to(self.net.device) for task in tasks for x, _ in task.minibatches(size)]
-        recalibrate_(self.net.model, images)
+        with reestimated_statistics(self.net.model), torch.no_grad():
+            for one in drawn:
+                for images, _ in self._read(one.read).minibatches(size):
+                    self.net.model(images.to(self.net.device))
 
     def _inner(self, task: Task, mask: Mask, rate: float) -> tuple[Figures, str | None]:
         """Adapt to one task; leaves the gradient of its last minibatch in ``.grad``.
