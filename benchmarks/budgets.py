@@ -175,7 +175,7 @@ def speed() -> Iterator[Record]:
         slims = {}
         for round_to in (8, None):
             chooser = Chooser(model, graph, round_to=round_to)
-            plan = chooser.choose(scores, Budget(macs=0.27, batch_size=64))
+            plan = meet(model, chooser, scores, Budget(macs=0.27, batch_size=64)).plan
             assert check_equivalence(model, plan)
             slims[f"stamppruner, round_to={round_to}"] = cut(model, plan)
         for round_to in (None, 8):

@@ -5,9 +5,9 @@
     python benchmarks/small_data.py --table             # the tables, from the JSON
 
 ``--reference`` is a tree of image folders (100 classes of Tiny-ImageNet at 32x32 for the figures in
-the repository), ``--cifar`` one of CIFAR-10, ``--fashion`` the four files of Fashion-MNIST. The
-backbone is trained once, the pruner is meta-fitted once, and both are kept in ``--cache``. Every
-method gets the same backbone, head start (ridge head, batch norms of the target), epochs and
+the repository), ``--cifar`` one of CIFAR-10, ``--fashion`` torchvision's folder of Fashion-MNIST.
+The backbone is trained once, the pruner is meta-fitted once, and both are kept in ``--cache``.
+Every method gets the same backbone, head start (ridge head, batch norms of the target), epochs and
 schedule. Every run is written to ``benchmarks/results/small-data-ARCH.json`` when it is done, and
 not run again.
 """
@@ -37,6 +37,7 @@ from stamppruner import (
     TaskSampler,
     evaluate,
     finetune,
+    reinitialise_,
     swap_test,
 )
 from stamppruner.baselines import BBDropout, Full, Magnitude, Random, Taylor
@@ -81,12 +82,12 @@ class Bench:
 
         def structure(train: ArrayDataset, macs: float, seed: int) -> PruneResult:
             result = stamp(train, macs, seed)
-            _reset_(result.model, seed)
+            reinitialise_(result.model, seed)
             return result
 
         def scratch(train: ArrayDataset, _macs: float, seed: int) -> PruneResult:
             result = Full(measure_latency=False).prune(self.backbone, train)
-            _reset_(result.model, seed)
+            reinitialise_(result.model, seed)
             return result
 
         return {
@@ -191,14 +192,6 @@ class Bench:
         pruner.meta_fit(TaskSampler(reference, 10, config.shots, seed=0))
         pruner.save(path)
         return pruner
-
-
-def _reset_(model: nn.Module, seed: int) -> None:
-    """Random weights, as PyTorch's layers draw them."""
-    torch.manual_seed(seed)
-    for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
 
 
 def cells(args: argparse.Namespace, methods: list[str]) -> Iterator[tuple[str, str, float, int]]:

@@ -14,6 +14,7 @@ from digits import table
 from networks import FAMILIES, NETWORKS
 from small_data import tables as small_data_tables
 
+from stamppruner.bench import DOLLARS_PER_HOUR, Figures, markdown
 from stamppruner.io import atomic_write
 from stamppruner.report.format import markdown_table
 
@@ -93,10 +94,22 @@ def fill(text: str) -> str:
 
     def made(match: re.Match[str]) -> str:
         record = json.loads((ROOT / match[2]).read_text())
-        made = budget_tables(record) if "exact" in record else table(record["runs"])
-        return f"{match[1]}{made}\n{match[3]}"
+        return f"{match[1]}{_table_of(record)}\n{match[3]}"
 
     return MARK.sub(made, text)
+
+
+def _table_of(record: dict[str, Any]) -> str:
+    """The table of a record of digits.py, budgets.py or ``stamppruner bench``."""
+    if "preset" in record:
+        return markdown(record, DOLLARS_PER_HOUR)
+    return budget_tables(record) if "exact" in record else table(record["runs"])
+
+
+def draw(folder: Path) -> None:
+    """Pictures of every record of ``stamppruner bench``, a folder each."""
+    for path in (ROOT / "benchmarks/results").glob("bench-*.json"):
+        Figures(json.loads(path.read_text())).save(folder / path.stem)
 
 
 def coverage_page(record: dict[str, Any]) -> str:
@@ -212,8 +225,9 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for filled in (ROOT / "README.md", ROOT / "docs/budgets.md"):
+    for filled in (ROOT / "README.md", ROOT / "docs/budgets.md", ROOT / "docs/paper-tables.md"):
         atomic_write(filled, fill(filled.read_text()).encode())
     record = json.loads((ROOT / "benchmarks/results/coverage.json").read_text())
     atomic_write(ROOT / "docs/coverage.md", coverage_page(record).encode())
     atomic_write(ROOT / "docs/small-data.md", small_data_page().encode())
+    draw(ROOT / "docs/pictures")

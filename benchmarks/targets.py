@@ -6,12 +6,10 @@ training images that no seed trains on, to choose settings with; the test images
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from stamppruner.data import (
@@ -19,15 +17,13 @@ from stamppruner.data import (
     balanced_subset,
     cifar10,
     digits,
+    fashion_mnist,
     load_dataset,
     render_characters,
 )
 from stamppruner.errors import DataError
 
 Pair = tuple[ArrayDataset, ArrayDataset]
-
-FASHION_MEAN, FASHION_STD = 0.219, 0.330
-"""Of the images padded to 32x32."""
 
 ALPHABET = "ΓΔΘΛΞΠΣΦΨΩ"
 _HELD_OUT = 2000
@@ -39,7 +35,8 @@ class Targets:
 
     Args:
         cifar: folder of CIFAR-10, as for :func:`stamppruner.data.cifar10`.
-        fashion: folder with the four idx files of Fashion-MNIST, gzipped; None leaves it out.
+        fashion: folder of Fashion-MNIST, as for :func:`stamppruner.data.fashion_mnist`; None leaves
+            it out.
         cache: folder for decoded images.
     """
 
@@ -87,22 +84,8 @@ class Targets:
 
     def _fashion_mnist(self, folder: Path) -> Pair:
         if "fashion" not in self._read:
-            train, test = (_idx(folder, part) for part in ("train", "t10k"))
-            self._read["fashion"] = train, test
+            self._read["fashion"] = load_dataset(fashion_mnist, folder)
         return self._read["fashion"]
-
-
-def _idx(folder: Path, part: str) -> ArrayDataset:
-    """Images and labels of one part of Fashion-MNIST (Xiao et al. 2017), padded to 32x32."""
-    try:
-        with gzip.open(folder / f"{part}-images-idx3-ubyte.gz") as file:
-            grey = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 28, 28)
-        with gzip.open(folder / f"{part}-labels-idx1-ubyte.gz") as file:
-            labels = np.frombuffer(file.read(), np.uint8, offset=8).astype(np.int64)
-    except OSError as error:
-        raise DataError(f"{folder}: Fashion-MNIST is not there ({error})") from error
-    pixels = np.pad(grey, ((0, 0), (2, 2), (2, 2)))[..., None].repeat(3, axis=-1)
-    return ArrayDataset(pixels, labels, mean=[FASHION_MEAN] * 3, std=[FASHION_STD] * 3)
 
 
 def _greek() -> Pair:

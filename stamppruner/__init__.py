@@ -20,6 +20,7 @@ from stamppruner.finetune import evaluate, finetune
 from stamppruner.gates import Gates, mask
 from stamppruner.pareto import Pareto
 from stamppruner.pruner import STAMPPruner
+from stamppruner.reinitialise import reinitialise_
 from stamppruner.result import PruneResult
 from stamppruner.shortcuts import apply_projections, project_shortcuts, projections
 from stamppruner.slim import describe, load_slim
@@ -38,6 +39,7 @@ __all__ = [
     "Task",
     "finetune",
     "evaluate",
+    "reinitialise_",
     "swap_test",
     "SwapTest",
     "diagnose",

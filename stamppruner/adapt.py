@@ -45,7 +45,7 @@ def adapt_(
         chosen = torch.randint(count, (size,), generator=generator)
         x, y = target.images[chosen].to(net.device), target.labels[chosen].to(net.device)
         with net.masked(mask(images)) as model, frozen_statistics(model):
-            logits = objective.forward(model, x, config)
+            logits = objective.forward(model, x, config, net.task)
         optimizer.zero_grad()
         objective.loss(logits, y, net, config.kl_scale / target.num_images).backward()
         optimizer.step()

@@ -18,7 +18,6 @@ from stamppruner.costs import (
     HERE,
     ActivationBytes,
     Cost,
-    Latency,
     LatencyMs,
     Macs,
     Params,
@@ -144,8 +143,8 @@ class Chooser:
         floor: least share of every group that is kept (and at least one channel a block).
         round_to: kept widths are multiples of it in groups of at least eight times as many
             channels a block; narrower groups take half of it, a quarter, and so on. What the
-            model's code asks for (``ChannelGroup.multiple``) holds at any width. Budgets of a time
-            are met with a larger one where that is measured to be faster; None: other budgets, too.
+            model's code asks for (``ChannelGroup.multiple``) holds at any width. None rounds
+            nothing here and leaves it to :func:`~stamppruner.meet.meet`, which measures.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class Chooser:
         self._known: dict[tuple[str, Setting], Cost] = {}
         self.costs = {name: self.cost(name) for name in _REPORTED}
         self._blocks = np.array([g.blocks for g in graph.groups], dtype=np.int64)
-        self._floor, self._round_to = floor, round_to
+        self._floor, self.round_to = floor, round_to
         self._made: dict[int, Ladder] = {}
         self._finest = self._ladder(1)
 
@@ -187,6 +186,7 @@ class Chooser:
         budget: Budget,
         *,
         predicted: Mapping[str, float] = MappingProxyType({}),
+        multiple: int | None = None,
     ) -> ChannelPlan:
         """Keep the best channels that fit.
 
@@ -203,6 +203,7 @@ class Chooser:
             budget: what must hold.
             predicted: limits, by cost, that stand in for the budget's, for costs that are measured
                 and whose predictions are off.
+            multiple: of the kept widths, in place of ``round_to``.
 
         Raises:
             BudgetError: the floors alone cost more than the budget; the message states the least
@@ -219,7 +220,7 @@ class Chooser:
             held = [(c(kept) <= m).numpy() for c, m in zip(costs, limits, strict=True)]
             return np.logical_and.reduce(held)
 
-        for ladder in self._ladders(budget):
+        for ladder in self._ladders(multiple):
             if fits(ladder.least):
                 ranked = self._ranked(values)
                 return self._plan(ranked, ladder.climb(self._merits(values, ranked), fits))
@@ -267,14 +268,10 @@ class Chooser:
         kept = [int(plan.keep[group.channels].sum()) for group in self.graph.groups]
         return torch.tensor(kept, dtype=torch.float64)
 
-    def _ladders(self, budget: Budget | None = None) -> Iterator[Ladder]:
-        """Allowed widths, ever finer; where a time is asked for, those that are fast."""
-        costs = self.costs_of(budget) if budget else []
-        if self._round_to is None and not any(isinstance(cost, Latency) for cost in costs):
-            costs = [self.cost(LatencyMs.name, budget.setting if budget else HERE)]
-        fast = [cost.fast_multiple for cost in costs if isinstance(cost, Latency)]
-        for multiple in halvings(max([self._round_to or 1, *fast])):
-            yield self._ladder(multiple)
+    def _ladders(self, multiple: int | None = None) -> Iterator[Ladder]:
+        """Allowed widths, ever finer."""
+        for step in halvings(multiple or self.round_to or 1):
+            yield self._ladder(step)
 
     def _ladder(self, multiple: int) -> Ladder:
         """Made once: channels are chosen at every step of meta-fitting."""

@@ -128,8 +128,10 @@ def record_calls(model: nn.Module, inputs: Inputs) -> Calls:
                 f"{type(model).__name__} fails on the example inputs {inputs.describe()} in "
                 f"evaluation mode: {type(error).__name__}: {error}. Pass example_inputs it takes"
             ) from error
-    mixing = [name for name, module in model.named_modules() if layers.is_mixing(module)]
-    if calls.outputs.keys() | calls.functional.keys() >= set(mixing):
+    within = tuple(f"{name}." for name in calls.opaque)  # what attention holds is not called
+    mixing = {name for name, module in model.named_modules() if layers.is_mixing(module)}
+    hidden = mixing - calls.outputs.keys() - calls.functional.keys()
+    if all(name.startswith(within) for name in hidden):
         return calls
     both = Calls(passes=(False, True))
     with _noting(model, both):

@@ -30,6 +30,15 @@ def check_equivalence(
     Raises:
         PlanError: the plan is of another model.
         DataError: no example inputs, and none in the graph.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from stamppruner import ChannelPlan, trace_channels
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        >>> graph = trace_channels(net, torch.zeros(1, 3, 9, 9))
+        >>> check_equivalence(net, ChannelPlan.random(graph, keep=0.5)).passed
+        True
     """
     inputs, passes = _inputs(model, plan, example_inputs), _passes(plan)
     return compare(model, cut(model, plan), plan, inputs, passes=passes, seed=seed)
@@ -49,6 +58,16 @@ def shrink(
     Raises:
         PlanError: the plan is of another model.
         EquivalenceError: the slim model fails or differs; it is not returned.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from stamppruner import ChannelPlan, trace_channels
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        >>> graph = trace_channels(net, torch.zeros(1, 3, 9, 9))
+        >>> slim = shrink(net, ChannelPlan.random(graph, keep=0.5))
+        >>> net[0].out_channels, slim[0].out_channels, slim[2].in_channels
+        (8, 4, 4)
     """
     slim = cut(model, plan)
     if certify:

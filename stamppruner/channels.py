@@ -109,6 +109,11 @@ class ChannelGroup:
             (the model's code asks for it).
         rewired: why the channels keep their places in the activations, with zeros where they were
             removed (the code fixes the width, see rewire.py); empty for groups that shrink.
+
+    Example:
+        >>> group = ChannelGroup("conv1", start=16, size=8, blocks=2)
+        >>> group.channels, group.block_size
+        (slice(16, 24, None), 4)
     """
 
     name: str
@@ -146,6 +151,15 @@ class ChannelGraph:
             layers that are called in training mode only.
         example: one sample of the traced inputs.
         tensors: maps of parameters and buffers outside layers that follow channels.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from stamppruner import trace_channels
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        >>> graph = trace_channels(net, torch.zeros(1, 3, 9, 9))
+        >>> graph.num_channels, graph.groups[0].readers, graph.protected
+        (8, ('2',), {'2': "writes the model's output"})
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -195,6 +209,16 @@ class ChannelPlan:
     Raises:
         PlanError: the vector has another length, a group would lose all its channels, the blocks
             of a group keep unequal counts, or a count that is not a multiple of what the code asks.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from stamppruner import trace_channels
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        >>> graph = trace_channels(net, torch.zeros(1, 3, 9, 9))
+        >>> plan = ChannelPlan(graph, np.arange(8) < 3)  # or ChannelPlan.random(graph, keep=0.5)
+        >>> plan.record()
+        {'0': [0, 1, 2]}
     """
 
     graph: ChannelGraph

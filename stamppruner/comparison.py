@@ -49,6 +49,15 @@ class Equivalence:
         positions: positions there that differ, in the dense numbering.
         tolerance: bound on ``max_rel`` that was applied.
         error: what the slim network raised, if it did not run.
+        agreed: inputs and outputs of layers that agreed, in call order, before any that did not.
+
+    Example:
+        >>> from stamppruner import ChannelPlan, check_equivalence, trace_channels
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        >>> graph = trace_channels(net, torch.zeros(1, 3, 9, 9))
+        >>> found = check_equivalence(net, ChannelPlan.random(graph, keep=0.5))
+        >>> found.passed, found.max_abs < 1e-9
+        (True, True)
     """
 
     max_abs: float
@@ -58,6 +67,7 @@ class Equivalence:
     positions: tuple[int, ...] = ()
     tolerance: float = 0.0
     error: str = ""
+    agreed: int = 0
 
     @property
     def passed(self) -> bool:
@@ -87,6 +97,7 @@ def compare(
     passes: Sequence[bool] = (False,),
     seed: int = 0,
     tolerance: float | None = None,
+    limit: int | None = None,
 ) -> Equivalence:
     """Compare a dense model under the plan's mask with a slim model.
 
@@ -100,6 +111,8 @@ def compare(
         passes: see :func:`~stamppruner.calls.run`.
         seed: of the noise.
         tolerance: bound on the relative difference; by default that of the precision.
+        limit: number of inputs and outputs of layers, in call order, after which both models are
+            ended and count as equal.
 
     Raises:
         EquivalenceError: the dense model itself fails on the inputs.
@@ -111,11 +124,11 @@ def compare(
         bound = own if any(is_parametrized(m) for m in slim.modules()) else TOLERANCE[torch.float64]
         doubled = inputs.to(torch.float64)
         try:
-            found = _observed(in_double(slim), plan, doubled, passes, seed)  # one copy at a time
+            found = _observed(in_double(slim), plan, doubled, passes, seed, limit)  # one at a time
             return _compared(in_double(dense), plan, found, doubled, passes, seed, bound)
         except StampError:
             pass  # the model insists on its own precision
-    found = _observed(slim, plan, inputs, passes, seed)
+    found = _observed(slim, plan, inputs, passes, seed, limit)
     del slim  # free the memory, where the caller does not need it either
     bound = own if tolerance is None else tolerance
     return _compared(dense, plan, found, inputs, passes, seed, bound)
@@ -142,9 +155,14 @@ def _noise(inputs: Inputs, seed: int) -> Inputs:
 
 
 def _observed(
-    slim: nn.Module, plan: ChannelPlan, inputs: Inputs, passes: Sequence[bool], seed: int
+    slim: nn.Module,
+    plan: ChannelPlan,
+    inputs: Inputs,
+    passes: Sequence[bool],
+    seed: int,
+    limit: int | None,
 ) -> _Readings:
-    found = _Readings(slim, plan)
+    found = _Readings(slim, plan, limit)
     found.observe(_noise(inputs, seed), passes)
     found.model = nn.Module()  # free the memory
     return found
@@ -167,12 +185,12 @@ def _compared(
         try:
             comparison.observe(noise, passes)
         except _DifferenceError as difference:
-            return difference.verdict
+            return replace(difference.verdict, agreed=comparison.count)
     if comparison.error:
         raise EquivalenceError(
             f"{type(dense).__name__} fails on {noise.describe()}: {comparison.error}"
         )
-    return comparison.outputs()
+    return replace(comparison.outputs(), agreed=comparison.count)
 
 
 @dataclass
@@ -209,15 +227,20 @@ def _weights(places: int) -> Tensor:
     return torch.randn(places, _DIGEST, generator=generator, dtype=torch.float64) / places**0.5
 
 
+class _EnoughError(Exception):
+    """Ends a forward pass at the limit of readings."""
+
+
 class _Readings:
     """Records what mixing layers read and write, in call order, until the model ends or fails."""
 
-    def __init__(self, model: nn.Module, plan: ChannelPlan) -> None:
-        self.model, self.plan = model, plan
+    def __init__(self, model: nn.Module, plan: ChannelPlan, limit: int | None) -> None:
+        self.model, self.plan, self.limit = model, plan, limit
         self.watched = [layer for layer in plan.graph.layers.values() if layer.kind == "mixing"]
         self.read: list[_Reading] = []
         self.output: list[Tensor] = []
         self.error = ""
+        self.count = 0
 
     def observe(self, inputs: Inputs, passes: Sequence[bool]) -> None:
         """Run the model and note everything."""
@@ -226,16 +249,18 @@ class _Readings:
             module = self.model.get_submodule(layer.name)
             handles += [
                 module.register_forward_pre_hook(
-                    lambda m, args, layer=layer: self.note(_read(layer, "input", m, args[0]))
+                    lambda m, args, layer=layer: self._see(_read(layer, "input", m, args[0]))
                 ),
                 module.register_forward_hook(
-                    lambda m, _, out, layer=layer: self.note(_read(layer, "output", m, out)),
+                    lambda m, _, out, layer=layer: self._see(_read(layer, "output", m, out)),
                     prepend=True,  # before a rewired layer scatters
                 ),
             ]
         try:
             with evaluating(self.model):
                 self.output = floating_tensors(run(self.model, inputs, passes))
+        except _EnoughError:
+            pass
         except FORWARD_ERRORS as error:
             self.error = f"{type(error).__name__}: {error}"
         finally:
@@ -245,6 +270,12 @@ class _Readings:
     def note(self, reading: _Reading) -> None:
         """Note one input or output of a layer."""
         self.read.append(reading)
+
+    def _see(self, reading: _Reading) -> None:
+        self.note(reading)
+        self.count += 1
+        if self.count == self.limit:
+            raise _EnoughError
 
 
 class _DifferenceError(Exception):
@@ -261,9 +292,8 @@ class _Comparison(_Readings):
     def __init__(
         self, model: nn.Module, plan: ChannelPlan, slim: _Readings, tolerance: float
     ) -> None:
-        super().__init__(model, plan)
+        super().__init__(model, plan, slim.limit)
         self.slim, self.tolerance = slim, tolerance
-        self.count = 0
         self.worst = Equivalence(0.0, 0.0, tolerance=tolerance)
 
     def note(self, reading: _Reading) -> None:
@@ -296,7 +326,6 @@ class _Comparison(_Readings):
             raise _DifferenceError(
                 Equivalence(0.0, relative, layer.name, reading.side, places, self.tolerance)
             )
-        self.count += 1
 
     def outputs(self) -> Equivalence:
         """The verdict, from the outputs and the readings before."""

@@ -35,7 +35,7 @@ class STAMPConfig:
         temperature: of the concrete relaxation while gates are learned.
         kl_scale: weight of the KL term next to its 1/N.
         alpha: of the sparsity prior beta(alpha, 1).
-        gamma, beta: first values of psi's scale and shift (Eq. 11).
+        gamma: first value of psi's scale (Eq. 12); beta: of its shift.
         warm_start: set pi from first-order Taylor scores on the reference tasks.
         budget_share: last share of the iterations, which trains under hard masks of random
             budgets with a straight-through gradient; 0 leaves the paper's relaxed masks alone.
@@ -60,6 +60,12 @@ class STAMPConfig:
 
     Raises:
         ConfigError: a value outside its range.
+
+    Example:
+        >>> import dataclasses
+        >>> quick = dataclasses.replace(STAMPConfig(seed=1), iterations=10)
+        >>> quick.iterations, quick.seed, STAMPConfig.paper().iterations
+        (10, 1, 2000)
     """
 
     iterations: int = 100

@@ -41,6 +41,11 @@ class Diagnosis:
         overlap: IoU of the channels kept under the budget between sets, over all pairs.
         overlap_resampled: the same between two halves of one set.
         warnings: what is wrong, with the remedy.
+
+    Example:
+        >>> found = Diagnosis(("a", "b"), (1, 1), (0.4, 0.4), (0,) * 10, 0.1, 0.01, 0.7, 0.9, ())
+        >>> found.moved / found.moved_resampled  # sets move gates more than halves of one do
+        10.0
     """
 
     names: tuple[str, ...]
@@ -81,6 +86,17 @@ def diagnose(pruner: STAMPPruner, sets: Mapping[str, Any], budget: Budget) -> Di
         ConfigError: fewer than two sets.
         DataError: a set cannot be used, or its halves cannot.
         BudgetError: the budget cannot be met.
+
+    Example:
+        >>> import torch, warnings
+        >>> from stamppruner import STAMPConfig, STAMPPruner
+        >>> from stamppruner.models import ResNet
+        >>> pruner = STAMPPruner(ResNet((1, 1), (8, 8), 3), config=STAMPConfig())
+        >>> a, b = ([(torch.randn(24, 3, 8, 8), torch.arange(24) % 3)] for _ in "ab")
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # it is not meta-fitted
+        ...     diagnose(pruner, {"a": a, "b": b}, Budget(macs=0.5)).names
+        ('a', 'b')
     """
     if len(sets) < 2:
         raise ConfigError(f"diagnose compares data sets: pass at least two, not {len(sets)}")

@@ -10,7 +10,16 @@ import reprlib
 
 
 class StampError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package.
+
+    Example:
+        >>> from stamppruner import Budget
+        >>> try:
+        ...     Budget(macs=-1)
+        ... except StampError as error:
+        ...     print(error)
+        Budget(macs=-1): pass a share in (0, 1] or a number
+    """
 
 
 class UnsupportedModelError(StampError):

@@ -1,7 +1,7 @@
 """What a set of images says about every channel.
 
 The set encoder's pseudo image runs through the network (Eq. 3: ``o_l = h_l(o_{l-1}; W_l)``, on
-unmasked weights) and every channel is pooled where it is read (Eq. 11: ``Pool(o)``).
+unmasked weights) and every channel is pooled where it is read (Eq. 12: ``Pool(o)``).
 """
 
 from __future__ import annotations

@@ -1,24 +1,39 @@
-"""A small training loop and an evaluation, for models that map images to logits."""
+"""A small training loop and an evaluation, for classifiers and, with three functions, any task."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from stamppruner import ranks
-from stamppruner.errors import ConfigError, DataError, StampError
+from stamppruner.batches import as_loader, reread
+from stamppruner.errors import ConfigError, DataError
 from stamppruner.evidence import running_statistics
 from stamppruner.history import History
 from stamppruner.layers import first_floating
 from stamppruner.progress import bar
-from stamppruner.target import Batch, as_loader, checked_batches, reread
+from stamppruner.supervision import (
+    Distillation,
+    ForwardFn,
+    LossFn,
+    MetricFn,
+    Mixup,
+    Supervision,
+)
 
 _BATCH = 64
+
+Schedule = Callable[[float], float]
+"""Share of all steps that are done, in [0, 1), to a factor of the learning rate."""
+
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 
 @torch.inference_mode(False)
@@ -34,7 +49,19 @@ def finetune(
     weight_decay: float = 5e-4,
     warmup: float = 0.1,
     label_smoothing: float = 0.0,
+    mixup: float = 0.0,
+    teacher: nn.Module | None = None,
+    distill: float = 0.5,
+    temperature: float = 2.0,
+    loss_fn: LossFn | None = None,
+    forward_fn: ForwardFn | None = None,
+    metric_fn: MetricFn | None = None,
+    optimizer: MakeOptimizer | None = None,
+    schedule: Schedule | None = None,
+    evaluate_on: Any = None,
+    patience: int | None = None,
     amp: bool = False,
+    seed: int | None = None,
     progress: bool = True,
     callback: Callable[[int, dict[str, float]], None] | None = None,
 ) -> History:
@@ -48,127 +75,150 @@ def finetune(
     fewer batches wait for the others, and running statistics are averaged after every epoch.
 
     Args:
-        model: images ``(B, C, H, W)`` to logits ``(B, classes)``; left in its train or eval mode.
+        model: images ``(B, C, H, W)`` to logits ``(B, classes)``, or what the functions below make
+            of it; left in its train or eval mode.
         loader: yields (images, labels), once an epoch; a data set is read in batches of 64, in a
-            new order every epoch.
+            new order every epoch. With a ``loss_fn``, pairs of inputs and targets of any structure.
         epochs: passes over the loader; 0 does nothing.
         lr: largest learning rate.
         momentum: of SGD.
         weight_decay: of SGD.
         warmup: share of the steps in which the rate rises.
         label_smoothing: of the cross-entropy.
+        mixup: alpha of the beta distribution that pairs of images are mixed by (Zhang et al. 2018,
+            "mixup"); 0 mixes nothing.
+        teacher: a network of the same classes whose logits are learned from, too (Hinton et al.
+            2015): the full one, say.
+        distill: weight of the teacher, in [0, 1].
+        temperature: of both networks' softmax for the teacher's term.
+        loss_fn: outputs and targets of a batch to a scalar; by default the cross-entropy.
+        forward_fn: model and inputs to outputs; by default ``model(inputs)``.
+        metric_fn: outputs and targets to a number, larger is better; by default the accuracy.
+        optimizer: makes one of the parameters, in place of SGD; ``lr`` and the schedule still hold.
+        schedule: factor of the rate over the share of the steps, in place of warm-up and cosine.
+        evaluate_on: data that the figures of every epoch are measured on besides, as
+            ``validation_...``; the weights of the best epoch are kept.
+        patience: stop after so many epochs without a better figure on ``evaluate_on``.
         amp: bfloat16 autocast, on the model's device.
+        seed: of dropout, mixup and the order of a data set; None leaves them to the global state.
         progress: show a bar where the output is a terminal.
         callback: called with the epoch's number and figures.
 
     Returns:
-        ``loss`` and ``accuracy`` on the training batches, a row an epoch.
+        ``loss`` and ``accuracy`` (or ``metric``) on the training batches, a row an epoch.
 
     Raises:
-        ConfigError: epochs or lr out of range.
+        ConfigError: a setting out of range, or two that do not go together.
         DataError: unusable batches, labels beyond the model's outputs, or a loss that is not
             finite.
         RankError: ranks of a distributed job disagree, or another one failed.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
+        >>> data = [(torch.ones(2, 1, 2, 2), torch.ones(2, 1))]
+        >>> history = finetune(net, data, epochs=9, lr=0.1, loss_fn=nn.functional.mse_loss)
+        >>> history["loss"][-1] < history["loss"][0]
+        True
     """
     if epochs < 0 or not 0 < lr < math.inf:
         raise ConfigError(f"finetune(epochs={epochs}, lr={lr}): epochs from 0 and a finite lr > 0")
-    history = History()
-    batches = as_loader(reread(loader), batch_size=_BATCH, shuffle=True)
+    if not 0 <= mixup < math.inf or (patience is not None and patience < 1):
+        raise ConfigError(f"finetune(mixup={mixup}, patience={patience}): at least 0, and 1")
+    if patience is not None and evaluate_on is None:
+        raise ConfigError(f"finetune(patience={patience}) needs evaluate_on to judge epochs by")
+    if mixup and loss_fn is not None:
+        raise ConfigError(f"finetune(mixup={mixup}) mixes labels of classes: leave out loss_fn")
+    given = {"optimizer": optimizer, "schedule": schedule}
+    if wrong := [n for n, f in given.items() if f is not None and not callable(f)]:
+        raise ConfigError(f"finetune({wrong[0]}={given[wrong[0]]!r}): pass a function, or None")
+    task = Supervision(loss_fn, forward_fn, metric_fn, label_smoothing)
+    taught = None if teacher is None else Distillation(teacher, distill, temperature)
+    batches = as_loader(reread(loader), batch_size=_BATCH, shuffle=True, seed=seed or 0)
     length = max(ranks.gathered("length", _length(batches)))
     steps = epochs * length
     ranks.copy_from_first_(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(
-        parameters, lr, momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
-    )
+    if optimizer is not None:
+        own = optimizer(parameters)
+    else:
+        own = torch.optim.SGD(
+            parameters, lr, momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
+        )
+    factor = schedule or (lambda share: warm_cosine(share, warmup))
     device = first_floating(model).device
-    modes = [(module, module.training) for module in model.modules()]
-    model.train()
-    done = 0
+    learner = _Learner(model, task, taught, Mixup(mixup, seed or 0), amp, device)
+    history, best, done = History(), _Best(model), 0
     shown = bar(total=steps, description="fine-tune", shown=progress)
     try:
-        for epoch in range(epochs):
-            totals = torch.zeros(3, dtype=torch.float64)  # loss, correct, images
-            stream = checked_batches(batches)
-            for _ in range(length):
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * warm_cosine(done / steps, warmup)
-                optimizer.zero_grad()
-                with ranks.all_ready("fine-tuning"):
-                    batch = next(stream, None)
-                    if batch is not None:
-                        found = _backward(model, batch, device, amp, label_smoothing)
-                        if not torch.isfinite(found[0]):
-                            raise DataError(
-                                f"fine-tuning diverged at step {done} (loss {float(found[0])}): "
-                                f"lower lr={lr}"
-                            )
-                        totals += found * torch.tensor([found[2], 1, 1])
-                number = 0 if batch is None else len(batch[1])
-                ranks.average_gradients_(parameters, number)
-                optimizer.step()
-                done += 1
-                shown.update()
-            ranks.average_statistics_(model)
-            ranks.sum_([totals])
-            loss_sum, correct, count = totals.tolist()
-            figures = history.add(
-                epoch=epoch, loss=loss_sum / max(1, count), accuracy=correct / max(1, count)
-            )
-            shown.set_postfix(loss=f"{figures['loss']:.3g}", accuracy=f"{figures['accuracy']:.3g}")
-            if callback is not None:
-                callback(epoch, figures)
+        with _training(model), _seeded(seed):
+            for epoch in range(epochs):
+                means, stream = _Means(), task.batches(batches, device)
+                for _ in range(length):
+                    for group in own.param_groups:
+                        group["lr"] = lr * factor(done / steps)
+                    own.zero_grad()
+                    count = 0
+                    with ranks.all_ready("fine-tuning"):
+                        if (batch := next(stream, None)) is not None:
+                            inputs, targets, count = batch
+                            loss, figures = learner(inputs, targets)
+                            _check_finite(loss, done, lr)
+                            loss.backward()
+                            means.add(count, figures)
+                    ranks.average_gradients_(parameters, count)
+                    own.step()
+                    done += 1
+                    shown.update()
+                ranks.average_statistics_(model)
+                found = means.pooled().of()
+                if evaluate_on is not None:
+                    with ranks.all_ready("validation"):
+                        own_part = _measured(model, evaluate_on, task)
+                    measured = own_part.pooled().of()
+                    found |= {f"validation_{name}": value for name, value in measured.items()}
+                    best.see(epoch, measured)
+                row = history.add(epoch=epoch, **found)
+                shown.set_postfix({name: f"{value:.3g}" for name, value in found.items()})
+                if callback is not None:
+                    callback(epoch, row)
+                if patience is not None and epoch - best.epoch >= patience:
+                    break
     finally:
         shown.close()
-        for module, mode in modes:
-            module.training = mode
+    best.restore()
     return history
 
 
-def _backward(
-    model: nn.Module, batch: Batch, device: torch.device, amp: bool, label_smoothing: float
-) -> torch.Tensor:
-    """Gradients of one batch; returns its loss, correct answers and images, in float64."""
-    images, labels = (part.to(device) for part in batch)
-    with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-        logits = _forward(model, images)
-    _check_logits(model, logits, labels)
-    loss = F.cross_entropy(logits.float(), labels.long(), label_smoothing=label_smoothing)
-    if torch.isfinite(loss.detach()):
-        loss.backward()
-    correct = float((logits.argmax(1) == labels).sum())
-    return torch.tensor([float(loss.detach()), correct, len(labels)], dtype=torch.float64)
-
-
-def evaluate(model: nn.Module, loader: Any) -> float:
+def evaluate(
+    model: nn.Module,
+    loader: Any,
+    *,
+    loss_fn: LossFn | None = None,
+    forward_fn: ForwardFn | None = None,
+    metric_fn: MetricFn | None = None,
+) -> float:
     """Share of images whose largest logit is their label, in evaluation mode.
+
+    Args:
+        model: images ``(B, C, H, W)`` to logits ``(B, classes)``, left in its mode.
+        loader: yields (images, labels); with one of the functions pairs of inputs and targets of
+            any structure.
+        loss_fn: outputs and targets of a batch to a scalar, of which the mean over all samples is
+            given where there is no ``metric_fn``.
+        forward_fn: model and inputs to outputs; by default ``model(inputs)``.
+        metric_fn: the same in place of the accuracy; larger is better.
 
     Raises:
         DataError: unusable batches, or none.
+
+    Example:
+        >>> evaluate(nn.Flatten(), [(torch.eye(2).view(2, 1, 1, 2), torch.tensor([0, 0]))])
+        0.5
     """
-    device = first_floating(model).device
-    correct = count = 0
-    with running_statistics(model), torch.no_grad():
-        for images, labels in checked_batches(loader):
-            logits = model(images.to(device))
-            _check_logits(model, logits, labels)
-            correct += int((logits.argmax(1).cpu() == labels.cpu()).sum())
-            count += len(labels)
-    if not count:
-        raise DataError("the loader is empty: there is nothing to evaluate on")
-    return correct / count
-
-
-def _forward(model: nn.Module, images: torch.Tensor) -> Any:
-    try:
-        return model(images)
-    except ValueError as error:
-        if len(images) > 1:
-            raise
-        raise DataError(
-            f"{type(model).__name__} cannot train on a batch of one image ({error}): pass a loader "
-            "with drop_last=True, or another batch size"
-        ) from error
+    if metric_fn is not None:
+        loss_fn = loss_fn or (lambda *_: torch.zeros(()))  # not asked for
+    task = Supervision(loss_fn, forward_fn, metric_fn)
+    return _measured(model, loader, task).of()[task.metric or "loss"]
 
 
 def warm_cosine(share: float, warmup: float) -> float:
@@ -176,6 +226,132 @@ def warm_cosine(share: float, warmup: float) -> float:
     if share < warmup:
         return (share + 0.01) / (warmup + 0.01)
     return 0.5 * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup)))
+
+
+@dataclass
+class _Learner:
+    """Loss and figures of a training batch."""
+
+    model: nn.Module
+    task: Supervision
+    taught: Distillation | None
+    mixup: Mixup
+    amp: bool
+    device: torch.device
+
+    def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, float]]:
+        inputs, other, share = self.mixup(inputs, targets)
+        outputs = self._outputs(self.model, inputs)
+        loss = self.task.loss(self.model, outputs, targets)
+        if other is not None:
+            loss = share * loss + (1 - share) * self.task.loss(self.model, outputs, other)
+        if self.taught is not None:
+            with torch.no_grad(), running_statistics(self.taught.teacher):
+                theirs = self._outputs(self.taught.teacher, inputs)
+            loss = self.taught.mixed(loss, outputs, theirs)
+        return loss, _figures(self.model, self.task, outputs, targets, loss)
+
+    def _outputs(self, model: nn.Module, inputs: Any) -> Any:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+            return self.task.outputs(model, inputs)
+
+
+def _figures(
+    model: nn.Module, task: Supervision, outputs: Any, targets: Any, loss: Tensor
+) -> dict[str, float]:
+    with torch.no_grad():
+        merit = task.merit(model, outputs, targets)
+    return {"loss": float(loss.detach())} | ({} if merit is None else {str(task.metric): merit})
+
+
+def _check_finite(loss: Tensor, step: int, lr: float) -> None:
+    if not torch.isfinite(loss):
+        raise DataError(
+            f"fine-tuning diverged at step {step} (loss {float(loss.detach())}): lower lr={lr}"
+        )
+
+
+def _measured(model: nn.Module, loader: Any, task: Supervision) -> _Means:
+    """Loss and figure of merit of all data, in evaluation mode."""
+    device, means = first_floating(model).device, _Means()
+    with running_statistics(model), torch.no_grad():
+        for inputs, targets, count in task.batches(loader, device):
+            outputs = task.outputs(model, inputs)
+            loss = task.loss(model, outputs, targets)
+            means.add(count, _figures(model, task, outputs, targets, loss))
+    if not means.count:
+        raise DataError("the loader is empty: there is nothing to evaluate on")
+    return means
+
+
+class _Means:
+    """Means of figures over samples."""
+
+    def __init__(self) -> None:
+        self.count, self._sums = 0, dict[str, float]()
+
+    def add(self, count: int, figures: Mapping[str, float]) -> None:
+        self.count += count
+        for name, value in figures.items():
+            self._sums[name] = self._sums.get(name, 0.0) + count * value
+
+    def pooled(self) -> _Means:
+        """Those over the samples of all ranks, each of which has some."""
+        totals = torch.tensor([self.count, *self._sums.values()], dtype=torch.float64)
+        ranks.sum_([totals])
+        all_of_them = _Means()
+        all_of_them.count = int(totals[0])
+        all_of_them._sums = dict(zip(self._sums, totals[1:].tolist(), strict=True))
+        return all_of_them
+
+    def of(self) -> dict[str, float]:
+        return {name: value / self.count for name, value in self._sums.items()}
+
+
+class _Best:
+    """The weights of the epoch with the best figure: of merit, or else the loss.
+
+    Attributes:
+        epoch: its number; -1 before any.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self.epoch, self._value = model, -1, -math.inf
+        self._state: dict[str, Any] | None = None
+
+    def see(self, epoch: int, figures: Mapping[str, float]) -> None:
+        merits = [value for name, value in figures.items() if name != "loss"]
+        value = merits[0] if merits else -figures["loss"]
+        if value > self._value:
+            self.epoch, self._value = epoch, value
+            self._state = copy.deepcopy(self._model.state_dict())
+
+    def restore(self) -> None:
+        if self._state is not None:
+            self._model.load_state_dict(self._state)
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """In training mode; afterwards every module is in its own again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """The global random state of a seed, and afterwards the one before; None changes nothing."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
 
 
 def _length(batches: Iterable[Any]) -> int:
@@ -186,16 +362,3 @@ def _length(batches: Iterable[Any]) -> int:
     if not length:
         raise DataError("the loader is empty: there is nothing to train on")
     return length
-
-
-def _check_logits(model: nn.Module, logits: Any, labels: torch.Tensor) -> None:
-    if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
-        raise StampError(
-            f"{type(model).__name__} returns {type(logits).__name__}, not logits (B, classes): "
-            "train it with a loop of your own"
-        )
-    if int(labels.max()) >= logits.shape[1]:
-        raise DataError(
-            f"label {int(labels.max())} needs {int(labels.max()) + 1} outputs and "
-            f"{type(model).__name__} has {logits.shape[1]}: give the head more outputs"
-        )

@@ -210,7 +210,7 @@ def _learner(
     found: Checkpoint | None,
 ) -> MetaLearner:
     """Algorithm 1, line 1: what is known before the first iteration."""
-    fitted_heads = isinstance(source, LoaderTasks)
+    fitted_heads = isinstance(source, LoaderTasks) and net.task.classifies
     keep = restored_keep(found)
     if found is None and not fitted_heads and (config.warm_start or config.weight_steps):
         scores = _scores(net, source)

@@ -14,6 +14,7 @@ from stamppruner.evidence import ChannelReader
 from stamppruner.gates import Gates
 from stamppruner.layers import first_floating
 from stamppruner.posteriors import Posterior
+from stamppruner.supervision import CLASSIFICATION, Supervision
 
 
 class GatedNet:
@@ -24,12 +25,19 @@ class GatedNet:
         graph: its channels.
         posterior: q(m | o), with pi, gamma and beta.
         encoder: e(X; theta).
+        task: what W is to do with images.
     """
 
     def __init__(
-        self, model: nn.Module, graph: ChannelGraph, posterior: Posterior, encoder: SetEncoder
+        self,
+        model: nn.Module,
+        graph: ChannelGraph,
+        posterior: Posterior,
+        encoder: SetEncoder,
+        task: Supervision = CLASSIFICATION,
     ) -> None:
         like = first_floating(model)
+        self.task = task
         self.model, self.graph = model, graph
         self.posterior = posterior.to(like.device)
         self.encoder = encoder.to(like.device)
@@ -47,13 +55,13 @@ class GatedNet:
         return self._reader.standardised(pseudo.to(first_floating(self.model).dtype)).float()
 
     def keep_probability(self, images: Tensor) -> Tensor:
-        """``E[m]`` of every channel for a set of images ``(B, C, H, W)`` (Eq. 13)."""
+        """``E[m]`` of every channel for a set of images ``(B, C, H, W)`` (Eq. 14)."""
         return self.posterior.keep_probability(self.evidence(images))
 
     def sample(
         self, images: Tensor, *, temperature: float, generator: torch.Generator | None
     ) -> Tensor:
-        """A relaxed mask ``(num_channels,)`` for a set of images (Eq. 11)."""
+        """A relaxed mask ``(num_channels,)`` for a set of images (Eq. 12)."""
         return self.posterior.sample(
             self.evidence(images), temperature=temperature, generator=generator
         )

@@ -31,6 +31,13 @@ _PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 class Gates:
     """The gates of one model: injected on entry, ejected on exit, also after an exception.
 
+    Args:
+        model: the dense model; its hooks change, and nothing else.
+        graph: its channels.
+
+    Raises:
+        PlanError: the graph is of another model.
+
     Example:
         >>> from stamppruner import trace_channels
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
@@ -43,6 +50,7 @@ class Gates:
 
     def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
         modules = dict(model.named_modules())
+        self._mask = _Mask()
         self._sites: list[tuple[nn.Module, _Gate | _NormGate]] = []
         for layer in graph.layers.values():
             if layer.kind == "channelwise" or (layer.inputs == KEPT).all():
@@ -54,23 +62,22 @@ class Gates:
                     "trace this model anew"
                 )
             index = np.where(layer.inputs == KEPT, graph.num_channels, layer.inputs)
-            gate = _Gate(self, torch.from_numpy(index))
+            gate = _Gate(self._mask, torch.from_numpy(index))
             self._sites.append((module, _NormGate(gate, layer.norm) if layer.norm else gate))
-        self._extended: Tensor | None = None
         self._handles: list[RemovableHandle] = []
-        self.by_weight = False
 
     @property
     def values(self) -> Tensor | None:
         """Mask ``(num_channels,)``, or ``(B, num_channels)`` with one a sample; None is open."""
-        return None if self._extended is None else self._extended[..., :-1]
+        extended = self._mask.extended
+        return None if extended is None else extended[..., :-1]
 
     @values.setter
     def values(self, mask: Tensor | None) -> None:
         if mask is None:
-            self._extended = None
+            self._mask.extended = None
         else:
-            self._extended = torch.cat([mask, mask.new_ones((*mask.shape[:-1], 1))], dim=-1)
+            self._mask.extended = torch.cat([mask, mask.new_ones((*mask.shape[:-1], 1))], dim=-1)
 
     def inject(self, *, by_weight: bool = False) -> None:
         """Register the hooks (once).
@@ -81,7 +88,7 @@ class Gates:
         """
         if self._handles:
             return
-        self.by_weight = by_weight
+        self._mask.by_weight = by_weight
         for module, gate in self._sites:
             if isinstance(gate, _NormGate):
                 self._handles.append(module.register_forward_hook(gate))
@@ -106,15 +113,28 @@ class Gates:
             self.eject()
 
 
+class _Mask:
+    """What the gates of a model share: the mask, and a 1 behind it for positions that stay.
+
+    With ``by_weight``, it is multiplied into weights where these are smaller than inputs.
+
+    Gates do not hold :class:`Gates` itself, which holds the model: such a circle would keep the
+    weights in memory until Python looks for circles.
+    """
+
+    extended: Tensor | None = None
+    by_weight: bool = False
+
+
 class _Gate:
     """Forward pre-hook that multiplies a layer's input by the mask of its channels."""
 
-    def __init__(self, gates: Gates, index: Tensor) -> None:
-        self.gates, self.index = gates, index
+    def __init__(self, shared: _Mask, index: Tensor) -> None:
+        self.shared, self.index = shared, index
 
     def mask(self, x: Tensor) -> Tensor | None:
         """Mask of the positions, ``(C,)``, or ``(B, C)`` where each sample has its own."""
-        mask = self.gates._extended
+        mask = self.shared.extended
         if mask is None:
             return None
         if self.index.device != mask.device:
@@ -129,7 +149,7 @@ class _Gate:
         gate = self.mask(x)
         if gate is None:
             return None
-        if self.gates.by_weight and _cheaper_by_weight(module, x, gate):
+        if self.shared.by_weight and _cheaper_by_weight(module, x, gate):
             weight = module._parameters["weight"]
             assert weight is not None
             veiled = weight * gate.to(weight.dtype).view(1, -1, *[1] * (weight.dim() - 2))
@@ -172,6 +192,15 @@ def mask(model: nn.Module, plan: ChannelPlan) -> nn.Module:
 
     Raises:
         PlanError: the plan is of another model.
+
+    Example:
+        >>> from stamppruner import ChannelPlan, shrink, trace_channels
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        >>> graph = trace_channels(net, torch.zeros(1, 3, 9, 9))
+        >>> plan = ChannelPlan.random(graph, keep=0.5)
+        >>> images = torch.randn(2, 3, 9, 9)
+        >>> torch.allclose(mask(net, plan)(images), shrink(net, plan)(images), atol=1e-5)
+        True
     """
     dense = copy.deepcopy(model)
     gates = Gates(dense, plan.graph)

@@ -94,11 +94,11 @@ def with_classes(
     """A copy of the model, and its graph, whose head has the target's number of classes.
 
     A head that already has it is kept as it is; so is a model whose output is not written by one
-    linear layer.
+    linear layer, and any for 0 classes.
     """
     own = copy.deepcopy(model)
     head = find_head(own, graph)
-    if head is None:
+    if head is None or not classes:
         return own, graph
     old = own.get_submodule(head)
     assert isinstance(old, nn.Linear)

@@ -1,5 +1,8 @@
 """From scores and a budget to a plan whose network was measured, where the budget is a time.
 
+The same holds for widths: which multiples are fast is measured on whole networks, for budgets of a
+time, and on request (``round_to=None``) for others.
+
 Costs that are functions of the widths are met by the choice alone. A time is predicted from tables
 first; then the candidate is cut and measured beside the full network, the limit on predictions is
 moved, and channels are chosen again, until the time that was *measured* lies just under the budget.
@@ -18,7 +21,7 @@ from torch import nn
 from stamppruner import ranks
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelPlan, FloatArray
-from stamppruner.costs import Latency
+from stamppruner.costs import Latency, LatencyMs
 from stamppruner.errors import BudgetError
 from stamppruner.surgery import cut
 
@@ -36,6 +39,12 @@ _NEAR = 0.97
 
 _INSIDE = 0.1
 """Share of a bracket by which the next limit keeps away from its ends."""
+
+MULTIPLES = (8, 16, 32, 64)
+"""Steps between widths that are compared."""
+
+_AS_FAST = 1.03
+"""Time a multiply-add, over the best one, up to which a finer step is taken."""
 
 _NARROW = 0.003
 """Share of all predictions below which a bracket is done."""
@@ -77,11 +86,15 @@ def meet(dense: nn.Module, chooser: Chooser, scores: FloatArray, budget: Budget)
         BudgetError: it cannot be met; of a time, the least that was measured is named.
     """
     timed = [cost for cost in chooser.costs_of(budget) if isinstance(cost, Latency)]
-    if not timed:
+    if not timed and chooser.round_to is not None:
         return Met(chooser.choose(scores, budget))
 
     def measured() -> tuple[npt.NDArray[np.bool_], Mapping[str, Times]]:
-        found = _Search(dense, chooser, scores, budget, timed).run()
+        clock = timed[0] if timed else chooser.cost(LatencyMs.name, budget.setting)
+        search = _Search(dense, chooser, scores, budget, timed)
+        assert isinstance(clock, Latency)
+        plan = search.fastest(clock)
+        found = search.run() if timed else Met(plan)
         return found.plan.keep, found.times
 
     keep, times = ranks.from_first(measured)
@@ -145,6 +158,37 @@ class _Search:
             for cost, limit in limits.items()
         ]
         self.known: dict[bytes, Met] = {}
+        self.multiple = chooser.round_to
+
+    def fastest(self, clock: Latency) -> ChannelPlan:
+        """Find the multiple for widths that is fast on the device, and the plan that has it.
+
+        Networks whose widths are multiples of each of :data:`MULTIPLES` (and ``round_to``) are cut
+        to what the budget allows and measured in turns; the finest one whose time is within
+        :data:`_AS_FAST` of the best is taken, as finer steps follow the scores more closely.
+
+        Args:
+            clock: a cost in milliseconds, by which they are measured.
+        """
+        finest = self.chooser.round_to or 1
+        plans: dict[bytes, tuple[int, ChannelPlan]] = {}
+        for multiple in [m for m in (finest, *MULTIPLES) if m >= finest]:
+            self.multiple = multiple
+            plan = self._candidate()
+            plans.setdefault(plan.keep.tobytes(), (multiple, plan))
+        found = list(plans.values())
+        taken = [0.0] * len(found)
+        if len(found) > 1:
+            times = clock.measure([cut(self.dense, plan) for _, plan in found])
+            macs = self.chooser.costs["macs"]
+            taken = [
+                time / float(macs(self.chooser.widths(plan)))
+                for time, (_, plan) in zip(times, found, strict=True)
+            ]
+        best = next(i for i, time in enumerate(taken) if time <= _AS_FAST * min(taken))
+        self.multiple, plan = found[best]
+        logger.info("widths are multiples of %d", self.multiple)
+        return plan
 
     def run(self) -> Met:
         """The candidate whose measured times use the budget best."""
@@ -170,7 +214,9 @@ class _Search:
         """What the predictions allow; if that is nothing, the floors."""
         bounds = {b.cost.name: b.limit for b in self.brackets}
         try:
-            return self.chooser.choose(self.scores, self.budget, predicted=bounds)
+            return self.chooser.choose(
+                self.scores, self.budget, predicted=bounds, multiple=self.multiple
+            )
         except BudgetError:
             for cost in self.chooser.costs_of(self.budget):
                 (limit,) = self.budget.limits([cost])

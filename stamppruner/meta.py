@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -223,11 +223,11 @@ class MetaLearner:
         evidence_of = net.evidence_of(task.images)
         with frozen_statistics(net.model), self._task_head(task) as logits_of:
 
-            def loss_of(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            def loss_of(images: Tensor, labels: Tensor) -> tuple[Tensor, Any, Tensor]:
                 evidence = evidence_of()
                 gate = mask.of(evidence)
                 with net.masked(gate, by_weight=True) as model:
-                    logits = logits_of(objective.forward(model, images, self.config))
+                    logits = logits_of(objective.forward(model, images, self.config, net.task))
                 loss = objective.loss(logits, labels, net, self._kl_weight)
                 if not torch.isfinite(loss.detach()):
                     raise _NotFiniteError(first_not_finite(net, images, gate.detach()))
@@ -241,13 +241,15 @@ class MetaLearner:
                 inner.zero_grad()
                 loss, logits, evidence = loss_of(*last)
             except _NotFiniteError as error:
-                return dict.fromkeys(("loss", "accuracy", "macs", "live"), math.nan), str(error)
+                merits = [net.task.metric] if net.task.metric else []
+                return dict.fromkeys(("loss", *merits, "macs", "live"), math.nan), str(error)
             loss.backward()
         with torch.no_grad():
             expected = net.posterior.keep_probability(evidence)
+            merit = net.task.merit(net.model, logits, last[1])
         figures = {
             "loss": float(loss.detach()),
-            "accuracy": float((logits.argmax(1) == last[1]).float().mean()),
+            **({} if merit is None else {str(net.task.metric): merit}),
             "macs": self._chooser.expected_share(expected.cpu().numpy()),
             "live": float((expected > self.config.threshold).float().mean()),
         }
@@ -265,8 +267,11 @@ class MetaLearner:
         return objective.Budgeted(self.net, self._chooser, budget)
 
     @contextmanager
-    def _task_head(self, task: Task) -> Iterator[Callable[[Tensor], Tensor]]:
+    def _task_head(self, task: Task) -> Iterator[Callable[[Any], Any]]:
         """Logits of the task's classes, from the reference head's rows or a head of its own."""
+        if not self.net.task.classifies:
+            yield lambda outputs: outputs
+            return
         if not self.fitted_heads:
             rows = torch.tensor(task.classes, device=task.images.device)
             yield lambda logits: logits.index_select(1, rows)

@@ -1,8 +1,9 @@
-"""The objective of Eq. 3: task loss + KL of the gates, under masks of one of two kinds."""
+"""The objective of Eq. 2: task loss + KL of the gates, under masks of one of two kinds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from stamppruner.budget import Budget, Chooser
 from stamppruner.config import STAMPConfig
 from stamppruner.gated import GatedNet
+from stamppruner.supervision import CLASSIFICATION, Supervision
 
 _FUSED = ("cpu", "cuda")
 
@@ -70,23 +72,28 @@ class Budgeted:
         """Nothing is drawn."""
 
 
-def loss(logits: Tensor, labels: Tensor, net: GatedNet, kl_weight: float) -> Tensor:
-    """Cross-entropy plus weighted KL: one minibatch's share of Eq. 3.
+def loss(outputs: Any, targets: Tensor, net: GatedNet, kl_weight: float) -> Tensor:
+    """Task loss plus weighted KL: one minibatch's share of Eq. 2.
 
     Args:
-        logits: ``(B, ways)``.
-        labels: ``(B,)``.
-        net: whose posterior gives the KL, in nats over all channels.
+        outputs: logits ``(B, ways)``, or what the task's own loss takes.
+        targets: labels ``(B,)``, or likewise.
+        net: whose task gives the loss, and whose posterior the KL, in nats over all channels.
         kl_weight: ``kl_scale / N``, with N the size of the data set the tasks come from.
     """
-    cross_entropy = F.cross_entropy(logits.float(), labels)
-    return cross_entropy + kl_weight * net.posterior.kl() if kl_weight else cross_entropy
+    if net.task.classifies:
+        own = F.cross_entropy(outputs.float(), targets)
+    else:
+        own = net.task.loss(net.model, outputs, targets)
+    return own + kl_weight * net.posterior.kl() if kl_weight else own
 
 
-def forward(model: nn.Module, images: Tensor, config: STAMPConfig) -> Tensor:
-    """Logits of a minibatch, under bfloat16 autocast where the settings say so."""
+def forward(
+    model: nn.Module, images: Tensor, config: STAMPConfig, task: Supervision = CLASSIFICATION
+) -> Any:
+    """Outputs for a minibatch, under bfloat16 autocast where the settings say so."""
     with torch.autocast(images.device.type, torch.bfloat16, enabled=config.amp):
-        return model(images)
+        return task.outputs(model, images)
 
 
 def adam(net: GatedNet, config: STAMPConfig, rate: float = 1.0) -> torch.optim.Adam:

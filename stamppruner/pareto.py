@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from stamppruner import ranks
+from stamppruner.batches import reread
 from stamppruner.budget import Budget
 from stamppruner.errors import BudgetError, CheckpointError, ConfigError, StampError
 from stamppruner.finetune import evaluate, finetune
@@ -21,7 +22,8 @@ from stamppruner.report import Report
 from stamppruner.report import format as fmt
 from stamppruner.report.front import METRICS, page
 from stamppruner.result import PruneResult
-from stamppruner.target import Target, reread
+from stamppruner.supervision import CLASSIFICATION, Supervision
+from stamppruner.target import Target
 
 RECORD, PAGE = "pareto.json", "pareto.html"
 """Files of :meth:`Pareto.save` beside the networks."""
@@ -69,6 +71,13 @@ class Pareto:
         warnings: what the reader should know; those of a single network name its budget.
         settings: of the reports: configuration, versions, how latency was measured.
         results: the networks, one a point; none where the record alone was read.
+
+    Example:
+        >>> small = Point({"macs": 0.25}, {"macs": 1e6}, {"accuracy_after_cut": 0.8})
+        >>> print(Pareto("ResNet", Point({}, {"macs": 4e6}, {}), (small,)))
+        budget         MACs  after cut
+        full network  4.00M          -
+        MACs 25.0%    1.00M      80.0%  *
     """
 
     model: str
@@ -232,8 +241,15 @@ class AfterCut:
     """
 
     def __init__(
-        self, data: Any, evaluate_on: Any, settings: Mapping[str, Any] | None, progress: bool
+        self,
+        data: Any,
+        evaluate_on: Any,
+        settings: Mapping[str, Any] | None,
+        progress: bool,
+        task: Supervision = CLASSIFICATION,
     ) -> None:
+        if not task.classifies:
+            raise ConfigError("pareto compares accuracies of classes: call prune for every budget")
         self._settings = None if settings is None else {"progress": progress, **_checked(settings)}
         self._data = data if settings is None else reread(data)
         self._test = reread(evaluate_on)

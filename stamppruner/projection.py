@@ -36,7 +36,16 @@ _OF_ANY_MODULE = frozenset(dir(nn.Module())) | frozenset(dir(torch.fx.GraphModul
 
 
 def projections(model: nn.Module) -> list[Entry]:
-    """The record of the projections in a model; empty if there is none."""
+    """The record of the projections in a model; empty if there is none.
+
+    Example:
+        >>> import torch
+        >>> from stamppruner import project_shortcuts
+        >>> from stamppruner.models import ResNet
+        >>> net = project_shortcuts(ResNet((1, 1), (8, 8), 3), torch.zeros(1, 3, 16, 16))
+        >>> projections(net)[0]["name"]
+        'stages.0.0.shortcut'
+    """
     return [dict(getattr(m, _MARK)) for m in model.modules() if hasattr(m, _MARK)]
 
 
@@ -52,6 +61,15 @@ def apply_projections(model: nn.Module, record: Iterable[Mapping[str, Any]]) -> 
 
     Raises:
         UnsupportedModelError: an entry is malformed, or does not fit the model; it is named.
+
+    Example:
+        >>> import torch
+        >>> from stamppruner import project_shortcuts
+        >>> from stamppruner.models import ResNet
+        >>> net = project_shortcuts(ResNet((1, 1), (8, 8), 3), torch.zeros(1, 3, 16, 16))
+        >>> again = apply_projections(ResNet((1, 1), (8, 8), 3), projections(net))
+        >>> again.load_state_dict(net.state_dict())
+        <All keys matched successfully>
     """
     return apply_(copy.deepcopy(model), record)
 

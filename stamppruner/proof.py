@@ -44,10 +44,10 @@ def prove(
     """
     case = _Case(model, traced, inputs, tick)
     graph = build_graph(traced)
-    for odd in (False, True):
-        while graph.groups and not (verdict := case.verdict(graph, graph.groups, odd=odd)):
+    for case.odd in (False, True):
+        while graph.groups and not (verdict := case.verdict(graph, graph.groups)):
             known = traced.decisions
-            if odd:
+            if case.odd:
                 case.restrict(graph, verdict)
             else:
                 case.protect(graph, verdict)
@@ -58,32 +58,47 @@ def prove(
 
 
 class _Case:
-    """A model under proof."""
+    """A model under proof; ``odd`` says which counts are kept: odd ones, or about half."""
 
     def __init__(self, model: nn.Module, traced: Traced, inputs: Inputs, tick: Tick) -> None:
-        self.traced, self.tick = traced, tick
+        self.traced, self.tick, self.odd = traced, tick, False
         self.passes = traced.calls.passes
         self.model, self.inputs = _randomised(model, inputs, self.passes)
 
     def verdict(
-        self, graph: ChannelGraph, groups: Sequence[ChannelGroup], *, odd: bool = False
+        self, graph: ChannelGraph, groups: Sequence[ChannelGroup], limit: int | None = None
     ) -> Equivalence:
-        """Cut some groups, to a half or to an odd number a block, and compare."""
-        counts = {g.name: _count(g, odd) for g in groups}
-        return self.compared(graph, counts)
+        """Cut some groups, and compare, up to a limit as in :func:`compare`."""
+        counts = {g.name: _count(g, self.odd) for g in groups}
+        return self.compared(graph, counts, limit, last=not self.odd)
 
-    def compared(self, graph: ChannelGraph, counts: dict[str, int]) -> Equivalence:
-        """Cut groups to a count a block, at random, and compare."""
+    def compared(
+        self,
+        graph: ChannelGraph,
+        counts: dict[str, int],
+        limit: int | None = None,
+        *,
+        last: bool = False,
+    ) -> Equivalence:
+        """Cut groups to a count a block, at random, and compare.
+
+        With ``last`` they keep the last channels, and the first ones of every second block: random
+        ones of few may be, by chance, those that the code needs, or in the right order.
+        """
         self.tick()
         rng = np.random.default_rng(0)
         keep = np.ones(graph.num_channels, dtype=bool)
         for group in graph.groups:
             for b in range(group.blocks):
-                chosen = rng.permutation(group.block_size)[counts.get(group.name, group.size) :]
-                keep[group.start + b * group.block_size + chosen] = False
+                order = rng.permutation(group.block_size)
+                if last:
+                    order = np.arange(group.block_size)[:: 1 if b % 2 else -1]
+                dropped = order[counts.get(group.name, group.size) :]
+                keep[group.start + b * group.block_size + dropped] = False
         plan = ChannelPlan(graph, keep)
         slim = [surgery.cut(self.model, plan, share=True)]
-        return compare(self.model, slim.pop(), plan, self.inputs, passes=self.passes)
+        passes = self.passes
+        return compare(self.model, slim.pop(), plan, self.inputs, passes=passes, limit=limit)
 
     def protect(self, graph: ChannelGraph, verdict: Equivalence) -> None:
         """Protect the layers that a failed comparison points at."""
@@ -94,24 +109,28 @@ class _Case:
             for name in self._alike(verdict.worst_layer):
                 (traced.protect_inputs if again else traced.whole).setdefault(name, reason)
             return
-        suspects = self._suspects(graph, verdict, odd=False)
-        if len(suspects) != 1 or not self._restricted(graph, suspects[0], odd=False):
+        suspects = self._suspects(graph, verdict)
+        if len(suspects) != 1 or not self._restricted(graph, suspects[0]):
             self.give_up(graph, suspects, reason)
 
     def restrict(self, graph: ChannelGraph, verdict: Equivalence) -> None:
         """Find the multiple that a group needs, or protect it."""
-        for group in self._suspects(graph, verdict, odd=True):
-            if not self._restricted(graph, group, odd=True):
+        for group in self._suspects(graph, verdict):
+            if not self._restricted(graph, group):
                 self.give_up(graph, [group], f"its width is fixed by the code ({verdict})")
 
-    def _restricted(self, graph: ChannelGraph, group: ChannelGroup, *, odd: bool) -> bool:
+    def _restricted(self, graph: ChannelGraph, group: ChannelGroup) -> bool:
         """Note the multiple that a group needs, of those that the failed count is none of."""
         fits = [m for m in _MULTIPLES if group.multiple < m < group.block_size]
-        fits = [m for m in fits if _count(group, odd) % m]
-        if not fits or not self.compared(graph, {group.name: fits[-1]}):  # a multiple of them all
+        fits = [m for m in fits if _count(group, self.odd) % m]
+
+        def passes(multiple: int) -> bool:
+            counts = {group.name: multiple}
+            return all(bool(self.compared(graph, counts, last=last)) for last in (True, False))
+
+        if not fits or not passes(fits[-1]):  # a multiple of them all
             return False
-        passed = (m for m in fits if self.compared(graph, {group.name: m}))
-        self.traced.multiples[group.name] = next(passed, fits[-1])
+        self.traced.multiples[group.name] = next(filter(passes, fits))
         return True
 
     def _alike(self, name: str) -> list[str]:
@@ -129,23 +148,29 @@ class _Case:
         """
         for group in groups:
             rewire = self.traced.rewire and not group.rewired and not _normed(graph, group)
+            decided = self.traced.rewired if rewire else self.traced.protect
             logger.info("%s is %s: %s", group.name, "rewired" if rewire else "protected", reason)
-            for name in group.writers:
-                (self.traced.rewired if rewire else self.traced.protect).setdefault(name, reason)
-            if rewire:
-                text = f"like {group.name!r}: {reason}"
-                like = [g for g in graph.groups if _same_place(group.name, g.name)]
-                like = [g for g in like if not _normed(graph, g)]
-                self.traced.rewired |= {
-                    name: text
-                    for other in like
-                    for name in other.writers
-                    if name not in self.traced.rewired
-                }
+            decided.update({n: reason for n in group.writers if n not in decided})
+            text = f"like {group.name!r}: {reason}"
+            for other in self._like(graph, group, rewire=rewire):
+                decided.update({n: text for n in other.writers if n not in decided})
 
-    def _suspects(
-        self, graph: ChannelGraph, verdict: Equivalence, *, odd: bool
+    def _like(
+        self, graph: ChannelGraph, group: ChannelGroup, *, rewire: bool
     ) -> list[ChannelGroup]:
+        """Groups that share the fate of a group.
+
+        Rewired are those of the same name in other blocks. Protected are those of the same readers
+        in other blocks, if the next one fails alone.
+        """
+        if rewire:
+            like = [g for g in graph.groups if _same_place([group.name], [g.name])]
+            return [g for g in like if not _normed(graph, g)]
+        later = graph.groups[graph.groups.index(group) + 1 :]
+        like = [g for g in later if _same_place(group.readers, g.readers)]
+        return like if like and not self.verdict(graph, like[:1]) else []
+
+    def _suspects(self, graph: ChannelGraph, verdict: Equivalence) -> list[ChannelGroup]:
         """The groups where the difference showed if they fail alone, else found by bisection.
 
         Everything was equal up to there, so a single group is at fault for sure, unless the slim
@@ -164,14 +189,15 @@ class _Case:
                 written = [graph.layers[n].outputs for n in called[max(0, at - _NEAR) : at]]
                 suspects += _groups_of(graph, np.concatenate([*written, positions]))
         suspects = list(dict.fromkeys(suspects))
-        if suspects and not self.verdict(graph, suspects, odd=odd):
-            return self._bisect(graph, suspects, odd=odd)
-        return self._bisect(graph, list(graph.groups), odd=odd)
+        limit = verdict.agreed + 1
+        if suspects and not self.verdict(graph, suspects, limit):
+            return self._bisect(graph, suspects, limit)
+        return self._bisect(graph, list(graph.groups), limit)
 
     def _bisect(
-        self, graph: ChannelGraph, groups: list[ChannelGroup], *, odd: bool
+        self, graph: ChannelGraph, groups: list[ChannelGroup], limit: int
     ) -> list[ChannelGroup]:
-        """Groups that fail when they are cut without the others.
+        """Groups that fail, up to a limit, when they are cut without the others.
 
         A failing set that does not split into a failing half is returned whole.
         """
@@ -179,8 +205,8 @@ class _Case:
             return groups
         middle = len(groups) // 2
         for half in (groups[:middle], groups[middle:]):
-            if not self.verdict(graph, half, odd=odd):
-                return self._bisect(graph, half, odd=odd)
+            if not self.verdict(graph, half, limit):
+                return self._bisect(graph, half, limit)
         return groups
 
 
@@ -194,14 +220,14 @@ def _normed(graph: ChannelGraph, group: ChannelGroup) -> bool:
     return any(group in _groups_of(graph, norm.inputs) for norm in norms)
 
 
-def _same_place(a: str, b: str) -> bool:
-    """Whether two names differ in numbers alone: ``layer1.0.conv2``, ``layer3.5.conv2``.
+def _same_place(names: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether names differ in numbers alone: ``layer1.0.conv2``, ``layer3.5.conv2``.
 
     The members of a plain sequence, ``features.3`` and ``features.7``, have nothing in common.
     """
-    pattern = re.sub(r"\d+", "#", a)
-    words = [part for part in pattern.split(".") if not part.startswith("#")]
-    return len(words) > 1 and pattern == re.sub(r"\d+", "#", b)
+    places, other_places = ({re.sub(r"\d+", "#", n) for n in both} for both in (names, others))
+    words = [[w for w in place.split(".") if not w.startswith("#")] for place in places]
+    return places == other_places and all(len(w) > 1 for w in words)
 
 
 def _count(group: ChannelGroup, odd: bool) -> int:

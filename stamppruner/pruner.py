@@ -44,8 +44,9 @@ from stamppruner.scoring import Origin, Scoring, image_shape, score
 from stamppruner.scoring import UnlikeImagesWarning as UnlikeImagesWarning
 from stamppruner.shortcuts import projected
 from stamppruner.statistics import ImageStatistics
+from stamppruner.supervision import ForwardFn, LossFn, MetricFn, Supervision
 from stamppruner.target import check_fits, first_images
-from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler
+from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler, as_samples
 from stamppruner.trace import trace_channels
 
 
@@ -63,6 +64,11 @@ class STAMPPruner:
         shortcuts: ``"couple"``: channels that meet in a residual sum share a mask; ``"project"``:
             identity shortcuts get a 1x1 layer, so that both sides are pruned on their own, see
             :func:`~stamppruner.project_shortcuts`. Budgets stay shares of the model as given.
+        loss_fn: of the model's outputs and the targets ``(B, ...)``, for a task that is not
+            classification (segmentation, regression, several labels); no head is fitted then, and
+            W is not trained under masks before the cut. It is not saved.
+        forward_fn: model and images to outputs; by default ``model(images)``.
+        metric_fn: outputs and targets to a number for reports, larger is better.
 
     Raises:
         UnsupportedModelError: nothing can be pruned, or no shortcut projected; raised when the
@@ -86,6 +92,9 @@ class STAMPPruner:
         encoder: SetEncoder | None = None,
         protect: Sequence[str] = (),
         shortcuts: Literal["couple", "project"] = "couple",
+        loss_fn: LossFn | None = None,
+        forward_fn: ForwardFn | None = None,
+        metric_fn: MetricFn | None = None,
     ) -> None:
         if shortcuts not in SHORTCUTS:
             raise ConfigError(f"shortcuts={shortcuts!r}: pass one of {', '.join(SHORTCUTS)}")
@@ -95,6 +104,7 @@ class STAMPPruner:
         self.protect = tuple(protect)
         self.history = History()
         self.meta_fitted = False
+        self.task = Supervision(loss_fn, forward_fn, metric_fn)
         self._posterior, self._encoder = posterior, encoder
         self._net: GatedNet | None = None
         self._coupled: dict[str, str] = {}
@@ -142,7 +152,8 @@ class STAMPPruner:
 
         Args:
             ref_tasks: a :class:`~stamppruner.TaskSampler` (labels are the model's outputs), a
-                labelled data set, or a list of data sets or loaders, one a task.
+                labelled data set, or a list of data sets or loaders, one a task; with a
+                ``loss_fn``, data sets or loaders of (image, target) pairs.
             progress: show a bar where the output is a terminal.
             callback: called with the iteration and its figures.
             checkpoint_dir: folder for checkpoints, one a run. SIGTERM then ends the call after
@@ -179,14 +190,18 @@ class STAMPPruner:
             max_skipped,
             loader_timeout,
         )
-        source = as_sampler(ref_tasks, ways=config.ways, shots=config.shots, seed=config.seed)
+        source: TaskSource
+        if self.task.classifies:
+            source = as_sampler(ref_tasks, ways=config.ways, shots=config.shots, seed=config.seed)
+        else:
+            source = as_samples(ref_tasks, size=config.ways * config.shots, seed=config.seed)
         probe = within(loader_timeout, lambda: peek(source)[0], "the images of a task")
         if self._net is None:
             self._trace(probe.images[:1])
         net = self._gated()
-        fitted = isinstance(source, LoaderTasks)
-        check_fits(net.model, probe.images[:1].to(net.device), int(not fitted))
-        if not fitted:
+        outputs = self.task.classifies and not isinstance(source, LoaderTasks)
+        check_fits(net.model, probe.images[:1].to(net.device), int(outputs), self.task)
+        if outputs:
             _check_outputs(net, _classes(source, probe))
         self.history = fit(
             net,
@@ -304,7 +319,7 @@ class STAMPPruner:
             RankError: ranks of a distributed job disagree, or another one failed.
         """
         asked = as_budgets(budgets)
-        after = AfterCut(target_loader, evaluate_on, finetune, progress)
+        after = AfterCut(target_loader, evaluate_on, finetune, progress, self.task)
         scoring = self._score(target_loader)
         chosen = [self._choose(scoring, budget) for budget in asked]  # all, before any cut
         full = after.full(scoring.dense)
@@ -349,6 +364,7 @@ class STAMPPruner:
             "coupled": self._coupled,
             "projections": projections(net.model),
             "meta_fitted": self.meta_fitted,
+            "classifies": self.task.classifies,
             "image_statistics": self._seen.to_json() if self._seen else None,
             "history": self.history.rows,
         }
@@ -362,6 +378,9 @@ class STAMPPruner:
         *,
         posterior: Posterior | None = None,
         encoder: SetEncoder | None = None,
+        loss_fn: LossFn | None = None,
+        forward_fn: ForwardFn | None = None,
+        metric_fn: MetricFn | None = None,
     ) -> STAMPPruner:
         """Read a pruner that :meth:`save` wrote.
 
@@ -372,6 +391,7 @@ class STAMPPruner:
                 :func:`stamppruner.load_slim`.
             posterior: as given to the saved pruner, if it was not the default.
             encoder: as given to the saved pruner, if it was not the default.
+            loss_fn, forward_fn, metric_fn: as given to the saved pruner, if it had any.
 
         Raises:
             CheckpointError: the file cannot be read, or does not fit the model; the message names
@@ -379,6 +399,9 @@ class STAMPPruner:
         """
         tensors, record = pruner_file.read(path)
         saved = Saved.of(record, path)
+        if saved.classifies != (loss_fn is None):
+            kind = "for classes: leave out" if saved.classifies else "with a loss of its own: pass"
+            raise CheckpointError(f"{path} was made {kind} loss_fn=")
         own = replay_(full_model(model, record, path), saved.projections, path)
         pruner_file.load_part_(own, "model", tensors, path)
         example = torch.zeros(1, *saved.image_shape)
@@ -390,6 +413,9 @@ class STAMPPruner:
                 posterior=posterior,
                 encoder=encoder,
                 protect=saved.protect,
+                loss_fn=loss_fn,
+                forward_fn=forward_fn,
+                metric_fn=metric_fn,
             )
         except StampError as error:
             raise CheckpointError(f"{path} does not fit the model: {error}") from error
@@ -407,7 +433,7 @@ class STAMPPruner:
         """Algorithm 1 up to line 11: the scores of every channel for a target."""
         start = perf_counter()
         if self._net is None:
-            self._trace(first_images(target_loader)[:1])
+            self._trace(first_images(target_loader, self.task)[:1])
         origin = Origin(self.meta_fitted, self._seen, self._coupled)
         return score(self._gated(), target_loader, self.config, origin, start=start)
 
@@ -468,7 +494,7 @@ class STAMPPruner:
             graph.num_channels, alpha=config.alpha, gamma=config.gamma, beta=config.beta
         )
         encoder = self._encoder or SetTransformer(image_shape(graph)[0], seed=config.seed)
-        self._net = GatedNet(model, graph, posterior, encoder)
+        self._net = GatedNet(model, graph, posterior, encoder, self.task)
 
     def _gated(self) -> GatedNet:
         if self._net is None:

@@ -32,6 +32,7 @@ class Saved:
         protect: patterns of layers that stay whole.
         history: of meta-fitting.
         meta_fitted: whether there was any.
+        classifies: whether the task was classification.
         shortcuts: what was done about them.
         coupled: blocks whose shortcut was left, with the reason.
         seen: statistics of the reference images.
@@ -44,6 +45,7 @@ class Saved:
     protect: tuple[str, ...]
     history: History
     meta_fitted: bool
+    classifies: bool
     shortcuts: Literal["couple", "project"]
     coupled: dict[str, str]
     seen: ImageStatistics | None
@@ -65,6 +67,7 @@ class Saved:
                 protect=_patterns(record["protect"]),
                 history=_history(record["history"]),
                 meta_fitted=_need(record["meta_fitted"], bool, "meta_fitted"),
+                classifies=_need(record.get("classifies", True), bool, "classifies"),
                 shortcuts=_shortcuts(record.get("shortcuts", "couple")),
                 coupled=_texts(record.get("coupled", {})),
                 seen=_statistics(record.get("image_statistics"), shape[0]),

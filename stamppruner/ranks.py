@@ -26,6 +26,7 @@ from torch import nn
 
 from stamppruner.channels import ChannelPlan
 from stamppruner.errors import RankError, shown
+from stamppruner.supervision import CLASSIFICATION, Supervision
 from stamppruner.target import Target, check_labels, read_target
 
 T = TypeVar("T")
@@ -96,7 +97,14 @@ def all_ready(step: str) -> Iterator[None]:
         gathered(step, None)
 
 
-def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed: int = 0) -> Target:
+def sample_target(
+    loader: Any,
+    limit: int,
+    *,
+    channels: int | None = None,
+    seed: int = 0,
+    task: Supervision = CLASSIFICATION,
+) -> Target:
     """A uniform sample of the data of all ranks, the same on each.
 
     Args:
@@ -104,23 +112,27 @@ def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed:
         limit: most images, of all ranks together.
         channels: of the images.
         seed: of the choice.
+        task: what is to be learned of the data.
 
     Raises:
         DataError: see there; classes are those of all ranks.
         RankError: the ranks have images of several shapes or types, or another rank failed.
     """
-    target, labels = read_target(loader, limit, channels=channels, seed=seed + own())
+    target, labels = read_target(loader, limit, channels=channels, seed=seed + own(), task=task)
     if count() == 1:
-        check_labels(labels)
+        if task.classifies:
+            check_labels(labels)
         return target
-    facts = (target.num_images, tuple(target.images.shape[1:]), target.images.dtype, labels)
-    numbers, shapes, dtypes, seen = zip(*_messages("target", facts), strict=True)
-    if len(set(shapes)) > 1 or len(set(dtypes)) > 1:
+    shape, targets_shape = (tuple(x.shape[1:]) for x in (target.images, target.labels))
+    facts = (target.num_images, shape, targets_shape, target.images.dtype, labels)
+    numbers, shapes, targets_shapes, dtypes, seen = zip(*_messages("target", facts), strict=True)
+    if len({*zip(shapes, targets_shapes, dtypes, strict=True)}) > 1:
         raise RankError(
-            f"the ranks' target images have shapes {list(shapes)} and types {list(dtypes)}: give "
-            "all ranks images of one kind"
+            f"the ranks' target images have shapes {list(shapes)} and types {list(dtypes)}, their "
+            f"targets {list(targets_shapes)}: give all ranks data of one kind"
         )
-    check_labels(set().union(*seen))
+    if task.classifies:
+        check_labels(set().union(*seen))
     total = sum(numbers)
     share = max(1, min(len(target.labels), round(limit * target.num_images / total)))
     parts = _messages("images", (target.images[:share].cpu(), target.labels[:share].cpu()))
@@ -129,9 +141,10 @@ def sample_target(loader: Any, limit: int, *, channels: int | None = None, seed:
     return Target(
         images.to(target.images.device),
         targets.to(target.labels.device),
-        max(max(s) for s in seen) + 1,
+        max(max(s) for s in seen) + 1 if task.classifies else 0,
         total,
         target.facts,
+        task,
     )
 
 

@@ -29,9 +29,12 @@ from stamppruner.reconstruct import reconstruct_
 from stamppruner.report import Report
 from stamppruner.slim import save_slim
 from stamppruner.summary import make_report
+from stamppruner.supervision import CLASSIFICATION, Supervision
 from stamppruner.target import Target
+from stamppruner.zeros import num_held, released
 
-_BATCH = 128
+BATCH = 128
+"""Target images a pass."""
 
 _RECONSTRUCT = 512
 """Most target images, in one batch, that weights are re-solved on."""
@@ -49,7 +52,9 @@ class PruneResult:
 
     Attributes:
         model: a plain module of the model's own class. Only the layers in ``report.rewired`` have
-            hooks, which gather and scatter channels where the model's code fixes a width.
+            hooks, which gather and scatter channels where the model's code fixes a width. Of an
+            unstructured method it has the full widths, and weights that are held at zero, also
+            while it is trained (:mod:`~stamppruner.zeros`).
         plan: which channels were kept.
         report: printable, and savable as HTML or JSON.
         history: of :meth:`finetune`.
@@ -57,6 +62,15 @@ class PruneResult:
             they were ranked; None of a baseline.
         structure: of the whole network, by which a file names the function that makes it.
         facts: what the data set said of its images (names of classes, mean, std).
+        task: what it was pruned to do, by which it is fine-tuned and evaluated.
+
+    Example:
+        >>> from stamppruner.baselines import Magnitude
+        >>> from stamppruner.models import ResNet
+        >>> data = [(torch.randn(6, 3, 8, 8), torch.arange(6) % 3)]
+        >>> result = Magnitude().prune(ResNet((1, 1), (8, 8), 3), data, Budget(macs=0.5))
+        >>> result.report.reached["macs"] <= 0.5, type(result.model).__name__
+        (True, 'ResNet')
     """
 
     model: nn.Module
@@ -66,6 +80,7 @@ class PruneResult:
     keep_probability: FloatArray | None = None
     structure: Structure | None = None
     facts: Mapping[str, list[Any]] = field(default_factory=dict)
+    task: Supervision = CLASSIFICATION
 
     def finetune(self, loader: Any, epochs: int, **settings: Any) -> History:
         """Train the slim model; see :func:`stamppruner.finetune` for the settings.
@@ -74,6 +89,7 @@ class PruneResult:
         dense model does not know the slim parameters.
         """
         start = perf_counter()
+        settings = {**self._functions, **settings}
         self.history = finetune(self.model, loader, epochs=epochs, **settings)
         self._add(timings={"finetune": perf_counter() - start})
         return self.history
@@ -81,15 +97,23 @@ class PruneResult:
     def evaluate(self, loader: Any) -> float:
         """Accuracy of the slim model in [0, 1], which the report notes.
 
-        As ``accuracy_after_cut`` before fine-tuning, as ``accuracy_after_finetune`` after it.
+        As ``accuracy_after_cut`` before fine-tuning, as ``accuracy_after_finetune`` after it. Of a
+        task of one's own it is the ``metric_fn``, or else the loss, under such names.
         """
-        accuracy = evaluate(self.model, loader)
-        name = "accuracy_after_finetune" if len(self.history) else "accuracy_after_cut"
-        self._add(metrics={name: accuracy})
-        return accuracy
+        found = evaluate(self.model, loader, **self._functions)
+        stage = "after_finetune" if len(self.history) else "after_cut"
+        self._add(metrics={f"{self.task.metric or 'loss'}_{stage}": found})
+        return found
+
+    @property
+    def _functions(self) -> dict[str, Any]:
+        return {name: getattr(self.task, name) for name in ("loss_fn", "forward_fn", "metric_fn")}
 
     def save(self, path: PathLike) -> None:
         """Write the slim model; :func:`stamppruner.load_slim` reads it.
+
+        Weights that are held at zero are zeros in the file; the network that is loaded has the
+        same outputs, and holds none of them if it is trained on.
 
         The file records the function that makes the full model, if it is one of torchvision's or
         timm's classifiers or one of this package's: then it loads without the model's class.
@@ -98,11 +122,11 @@ class PruneResult:
             CheckpointError: the path cannot be written.
         """
         check_writable(path)
-        graph = self.plan.graph
+        graph, plain = self.plan.graph, released(self.model)
         factory = recognise(self.structure) if self.structure else None
         save_slim(
             path,
-            self.model,
+            plain,
             {
                 "kept": self.plan.record(),
                 "factory": factory.to_json() if factory else None,
@@ -110,6 +134,7 @@ class PruneResult:
                 "images": dict(self.facts),
                 "budget": self.report.budget,
                 "reached": self.report.reached,
+                **({"held_at_zero": zeros} if (zeros := num_held(self.model)) else {}),
                 "settings": self.report.settings,
             },
         )
@@ -176,19 +201,17 @@ def finish(
     timings["cut_and_prove"] = perf_counter() - start
     start = perf_counter()
     device = first_floating(slim).device
-    batches = target.image_batches(_BATCH, device)
+    batches = target.image_batches(BATCH, device)
     if reconstruct:
         reconstruct_(slim, dense, plan, target.images[: _few(target)].to(device))
     elif recalibrate:
         recalibrate_(slim, batches)
+    fit_head = fit_head and target.task.classifies
     if fit_head and (head := find_head(slim, plan.graph)) is not None:
         fit_head_(slim, head, target)
     ranks.copy_from_first_(slim)
     timings["fit_weights"] = perf_counter() - start
-    accuracies = {
-        "target_accuracy_before": _accuracy(dense, target),
-        "target_accuracy_after": _accuracy(slim, target),
-    }
+    metrics = {**sample_merit(dense, target, "before"), **sample_merit(slim, target, "after")}
     report = make_report(
         dense,
         slim,
@@ -197,13 +220,15 @@ def finish(
         title=title,
         budget=budget,
         warnings=warnings,
-        metrics={name: value for name, value in accuracies.items() if value is not None},
+        metrics=metrics,
         timings=timings,
         settings={**settings, **({"ranks": ranks.count()} if ranks.count() > 1 else {})},
         measure_latency=measure_latency,
         times=met.times,
     )
-    return PruneResult(slim, plan, report, structure=Structure.of(dense), facts=target.facts)
+    return PruneResult(
+        slim, plan, report, structure=Structure.of(dense), facts=target.facts, task=target.task
+    )
 
 
 def _few(target: Target) -> int:
@@ -211,21 +236,29 @@ def _few(target: Target) -> int:
     return max(2, min(_RECONSTRUCT, _RECONSTRUCT_PIXELS // target.images[0, 0].numel()))
 
 
-def _accuracy(model: nn.Module, target: Target) -> float | None:
-    """Share of some target images that the model tells right; None if it gives no logits."""
-    images, labels = (x[: _few(target)] for x in (target.images, target.labels))
+def sample_merit(model: nn.Module, target: Target, stage: str) -> dict[str, float]:
+    """The figure of merit on some target images, by its name in a report; empty if there is none.
+
+    Args:
+        model: full or slim.
+        target: the sample.
+        stage: ``"before"`` or ``"after"`` the cut.
+    """
+    images, targets = (x[: _few(target)] for x in (target.images, target.labels))
+    device, task = first_floating(model).device, target.task
     with running_statistics(model), torch.no_grad():
-        logits = model(images.to(first_floating(model).device))
-    if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
-        return None
-    return float((logits.argmax(1).cpu() == labels.cpu()).float().mean())
+        outputs = task.outputs(model, images.to(device))
+    if task.classifies and (not isinstance(outputs, torch.Tensor) or outputs.dim() != 2):
+        return {}
+    merit = task.merit(model, outputs, targets.to(device))
+    return {} if merit is None else {f"target_{task.metric}_{stage}": merit}
 
 
 def fit_head_(model: nn.Module, head: str, target: Target) -> None:
     """Fit the head by ridge regression on the target, with batch norms on running statistics."""
     device = first_floating(model).device
     with running_statistics(model):
-        features = head_inputs(model, head, target.image_batches(_BATCH, device))
+        features = head_inputs(model, head, target.image_batches(BATCH, device))
     layer = model.get_submodule(head)
     if features is not None and isinstance(layer, nn.Linear):
         fit_ridge_(layer, features, target.labels.to(device))

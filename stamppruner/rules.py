@@ -104,10 +104,12 @@ def interleaved(
     """Ties of the channels that a shuffle (reshape to r rows, transpose) reads together.
 
     A shuffle of the kept channels puts them in the order of the kept positions only if whole
-    columns are kept, so the r channels of a column are tied.
+    columns are kept, so the r channels of a column are tied. A channel that is read several times
+    in a row (behind a depthwise convolution with a multiplier, say) counts once.
     """
     for name in reach.widths:
         inputs = elements.inputs[name]
+        inputs = inputs[np.append(True, np.diff(label[inputs]) != 0)]
         roots = label[inputs]
         width = len(roots)
         order = np.argsort(roots)

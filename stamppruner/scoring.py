@@ -127,16 +127,19 @@ def score(
         RankError: ranks of a distributed job disagree, or another one failed.
     """
     shape = image_shape(traced.graph)
-    target = ranks.sample_target(target_loader, SAMPLE, channels=shape[0], seed=config.seed)
+    task = traced.task
+    target = ranks.sample_target(
+        target_loader, SAMPLE, channels=shape[0], seed=config.seed, task=task
+    )
     net = _copied(traced, *with_classes(traced.model, traced.graph, target.num_classes))
     dense, graph = net.model, net.graph
     chooser = Chooser(dense, graph, floor=config.floor, round_to=config.round_to)
-    head = find_head(dense, graph)
+    head = find_head(dense, graph) if task.classifies else None
     timings = {"read_target": perf_counter() - start}
     start = perf_counter()
-    check_fits(dense, target.images[:1].to(net.device), target.num_classes)
+    check_fits(dense, target.images[:1].to(net.device), target.num_classes, task)
     notes = _notes(target, shape, head, origin)
-    new_head = target.num_classes != num_outputs(traced.model, head)
+    new_head = task.classifies and target.num_classes != num_outputs(traced.model, head)
     if head is not None and (config.fit_head or new_head or not origin.meta_fitted):
         fit_head_(dense, head, target)
     weight = config.target_evidence if origin.meta_fitted else 1.0
@@ -174,7 +177,7 @@ def _notes(target: Target, shape: tuple[int, ...], head: str | None, origin: Ori
     if found is not None:
         notes.append(found)
         warnings.warn(found, UnlikeImagesWarning, stacklevel=_CALLER)
-    if head is None:
+    if head is None and target.task.classifies:
         notes.append(
             "the head was left as it is: the model's output is not that of one linear layer"
         )
@@ -191,7 +194,8 @@ def _notes(target: Target, shape: tuple[int, ...], head: str | None, origin: Ori
 
 def _copied(net: GatedNet, model: nn.Module, graph: ChannelGraph) -> GatedNet:
     """A model of one's own under a copy of a net's gates."""
-    return GatedNet(model, graph, copy.deepcopy(net.posterior), copy.deepcopy(net.encoder))
+    parts = copy.deepcopy((net.posterior, net.encoder))
+    return GatedNet(model, graph, *parts, net.task)
 
 
 def _keep_probability(net: GatedNet, target: Target, config: STAMPConfig) -> FloatArray:

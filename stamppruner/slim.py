@@ -61,8 +61,22 @@ def save_slim(path: PathLike, model: nn.Module, plan: Mapping[str, Any]) -> None
 def describe(path: PathLike) -> dict[str, Any]:
     """The plan in a slim file; reads its header only.
 
+    Args:
+        path: a file of :meth:`PruneResult.save`.
+
+    Returns:
+        What the file says of itself, as JSON values: kept channels, budget asked and reached,
+        names of the classes, settings.
+
     Raises:
         CheckpointError: the file cannot be read or is not a slim file of a known version.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_slim(f"{folder}/slim.safetensors", nn.Linear(2, 2), {"budget": {"macs": 0.5}})
+        ...     describe(f"{folder}/slim.safetensors")["budget"]
+        {'macs': 0.5}
     """
     return parse_record(read_metadata(path), FORMAT, VERSION, path, noun="slim model")
 
@@ -91,6 +105,16 @@ def load_slim(
             the model; every name that does not fit is listed. Or it names no function, and no
             model is given.
         MissingExtraError: the library of the function is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 2, 1))  # slim: 5 of 8 channels
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_slim(f"{folder}/slim.safetensors", net, {})
+        ...     full = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1))
+        ...     again = load_slim(f"{folder}/slim.safetensors", full)
+        >>> torch.equal(again(torch.ones(1, 3, 4, 4)), net(torch.ones(1, 3, 4, 4)))
+        True
     """
     tensors, metadata = read_safetensors(path)
     record = parse_record(metadata, FORMAT, VERSION, path, noun="slim model")

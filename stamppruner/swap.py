@@ -51,6 +51,11 @@ class SwapTest:
             was pruned for, column: the one that it is used on.
         after: the same after fine-tuning; None if there was none.
         iou: ``(T, T)`` intersection over union of the kept channels of two networks.
+
+    Example:
+        >>> test = SwapTest(("a", "b"), np.array([[0.9, 0.6], [0.8, 0.7]]), None, np.eye(2))
+        >>> test.differences("before").round(2).tolist()  # own minus other
+        [0.1, 0.1]
     """
 
     names: tuple[str, ...]
@@ -141,6 +146,19 @@ def swap_test(
         DataError: a target cannot be used.
         StampError: a network has no head that could be replaced.
         BudgetError: the budget cannot be met.
+
+    Example:
+        >>> from stamppruner import STAMPConfig, STAMPPruner
+        >>> import torch, warnings
+        >>> from stamppruner.models import ResNet
+        >>> config = STAMPConfig(measure_latency=False)
+        >>> pruner = STAMPPruner(ResNet((1, 1), (8, 8), 3), config=config)
+        >>> a, b = ([(torch.randn(12, 3, 8, 8), torch.arange(12) % 3)] for _ in "ab")
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # it is not meta-fitted
+        ...     found = swap_test(pruner, {"a": (a, a), "b": (b, b)}, Budget(macs=0.5), epochs=0)
+        >>> found.before.shape
+        (2, 2)
     """
     if len(targets) < 2:
         raise ConfigError(f"swap_test needs at least two targets to swap, not {len(targets)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from stamppruner.evidence import running_statistics
 from stamppruner.gates import Gates
 from stamppruner.layers import first_floating
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
 """Model outputs and labels to one loss a sample, ``(B,)``."""
 
 
@@ -21,6 +22,7 @@ def taylor_scores(
     graph: ChannelGraph,
     batches: Iterable[tuple[Tensor, Tensor]],
     loss: Loss,
+    forward: Callable[[nn.Module, Tensor], Any] = lambda model, images: model(images),
 ) -> Tensor:
     """Root mean square over samples of ``dL/dm_c``, ``(num_channels,)`` (Molchanov et al. 2017).
 
@@ -32,7 +34,8 @@ def taylor_scores(
         model: in any mode; runs on its running statistics and is left as it was.
         graph: its channels.
         batches: images ``(B, C, H, W)`` and labels ``(B,)`` on the model's device.
-        loss: one loss a sample.
+        loss: one loss a sample, or the sum of all.
+        forward: model and images to outputs.
     """
     like = first_floating(model)
     total = torch.zeros(graph.num_channels, device=like.device)
@@ -41,7 +44,7 @@ def taylor_scores(
         for images, labels in batches:
             mask = images.new_ones(len(images), graph.num_channels).requires_grad_()
             gates.values = mask
-            losses = loss(model(images), labels)
+            losses = loss(forward(model, images), labels)
             (gradient,) = torch.autograd.grad(losses.sum(), mask)
             total += gradient.detach().float().square().sum(0)
             count += len(images)

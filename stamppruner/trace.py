@@ -59,6 +59,11 @@ def trace_channels(
             scripted, or fails on the example inputs.
         DataError: the example inputs hold no tensor.
         ConfigError: a pattern of ``protect`` or ``protect_inputs`` matches no module.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        >>> print(trace_channels(net, torch.zeros(1, 3, 9, 9)))
+        8 removable channels in 1 groups (0 with equal blocks), 1 layers protected
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModelError(

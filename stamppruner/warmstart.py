@@ -16,16 +16,24 @@ _BATCH = 50
 
 
 def task_scores(net: GatedNet, tasks: Iterable[Task]) -> Tensor:
-    """Taylor scores on reference tasks, each with the head's rows of its classes: ``(T, C)``."""
+    """Taylor scores on reference tasks: ``(T, C)``.
+
+    For classification each has the head's rows of its classes.
+    """
     scores = []
     for task in tasks:
         task = task.to(net.device)
+        batches = task.minibatches(_BATCH)
+        if not net.task.classifies:
+            each, outputs = net.task.each, net.task.outputs
+            scores.append(taylor_scores(net.model, net.graph, batches, each, outputs))
+            continue
         rows = torch.tensor(task.classes, device=net.device)
 
         def loss(logits: Tensor, labels: Tensor, rows: Tensor = rows) -> Tensor:
             return F.cross_entropy(logits.index_select(1, rows), labels, reduction="none")
 
-        scores.append(taylor_scores(net.model, net.graph, task.minibatches(_BATCH), loss))
+        scores.append(taylor_scores(net.model, net.graph, batches, loss))
     return torch.stack(scores)
 
 
@@ -40,11 +48,9 @@ def blend_target(net: GatedNet, batches: Iterable[tuple[Tensor, Tensor]], weight
     The prior knowledge of the reference and the evidence of the target are averaged as keep
     probabilities, ``(1 - weight) E[pi] + weight * rank``.
     """
-
-    def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits, labels, reduction="none")
-
-    target = keep_by_rank(taylor_scores(net.model, net.graph, batches, loss), net)
+    task = net.task
+    scores = taylor_scores(net.model, net.graph, batches, task.each, task.outputs)
+    target = keep_by_rank(scores, net)
     with torch.no_grad():
         prior = net.posterior.keep_probability()
     net.posterior.warm_start((1 - weight) * prior + weight * target.to(prior))

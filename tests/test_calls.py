@@ -47,6 +47,25 @@ def test_layers_of_training_mode_only_are_seen_in_a_second_pass():
     assert not any(module.training for module in model.modules())
 
 
+def test_layers_inside_attention_ask_for_no_second_pass():
+    class Attentive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.attend = nn.Linear(3, 8), nn.MultiheadAttention(8, 2)
+            self.ran = 0
+
+        def forward(self, x):
+            self.ran += 1
+            x = self.embed(x)
+            return self.attend(x, x, x)[0]
+
+    model = Attentive()
+    calls, _ = recorded(model, 4, 3)
+    assert model.ran == 1
+    assert calls.passes == (False,)
+    assert calls.opaque == {"attend": 8}
+
+
 def test_a_failing_forward_names_the_shapes():
     with pytest.raises(UnsupportedModelError, match=r"Sequential fails .*\(1, 4, 8, 8\)"):
         recorded(seeded(plain), 4, 8, 8)

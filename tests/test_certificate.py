@@ -1,5 +1,6 @@
 """Masked dense equals slim on every wiring, and the certificate notices when it does not."""
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -206,3 +207,37 @@ def test_a_net_of_nan_proves_nothing():
     with torch.no_grad():
         model[0][0].bias.fill_(torch.nan)
     assert not check_equivalence(model, ChannelPlan.random(graph))
+
+
+def test_no_weights_are_left_to_the_garbage_collector():
+    def everything():
+        plan = ChannelPlan.random(trace_channels(model, torch.zeros(1, 3, 8, 8)))
+        shrink(model, plan)
+        mask(model, plan)
+
+    model = seeded(residual)
+    everything()  # what is imported late makes circles of its own
+    gc.collect()
+    gc.disable()
+    try:
+        everything()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert not [x for x in gc.garbage if isinstance(x, nn.Module | torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def test_up_to_a_limit_only_what_comes_before_counts():
+    model = seeded(plain)
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    plan = ChannelPlan.random(graph)
+    slim = shrink(model, plan)
+    nn.init.zeros_(slim[4].weight)
+    inputs = Inputs.of(torch.zeros(1, 3, 8, 8), model)
+    verdict = compare(model, slim, plan, inputs)
+    assert (verdict.passed, verdict.worst_layer, verdict.agreed) == (False, "4", 5)
+    assert compare(model, slim, plan, inputs, limit=5)
+    assert not compare(model, slim, plan, inputs, limit=6)

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import torch_pruning as tp
 from nets import CASES, Net, concat, conv_bn, head, noise, plain, residual, seeded, unet
 from torch import nn
 
-from stamppruner import trace_channels
+from stamppruner import ChannelPlan, check_equivalence, trace_channels
 from stamppruner.channels import KEPT
 
 
@@ -96,6 +97,26 @@ def test_equal_blocks_of_grouped_convs_and_chunks():
     assert blocks["chunked"] == {"split.0": 2}
     assert blocks["group_norm"] == {"0": 3}
     assert "last.0" in blocks["shuffled"]
+
+
+@pytest.mark.parametrize("times", ["depthwise", "repeated", "depthwise and repeated"])
+def test_a_shuffle_ties_its_columns_also_where_they_are_read_several_times(times):
+    def wiring(net, x):
+        x = F.channel_shuffle(net.first(x).relu(), 2)
+        x = net.each(x) if "depthwise" in times else x
+        x = x.repeat_interleave(2, 1) if "repeated" in times else x
+        return net.head(net.last(x))
+
+    each = nn.Conv2d(8, 16, 3, groups=8)
+    width = 8 * 2 ** (times.count("depthwise") + times.count("repeated"))
+    layers = {"each": each} if "depthwise" in times else {}
+    model = seeded(
+        lambda: Net(wiring, first=conv_bn(3, 8), **layers, last=conv_bn(width, 6), head=head(6))
+    )
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    assert groups(graph) == {"first.0": 4, "last.0": 6}
+    assert not graph.rewired
+    assert all(check_equivalence(model, ChannelPlan.random(graph, 0.5, s)) for s in range(10))
 
 
 def test_user_protects_outputs_and_inputs_by_name_and_pattern():

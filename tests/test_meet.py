@@ -87,6 +87,53 @@ def test_budgets_of_widths_alone_measure_nothing(chooser, monkeypatch):
     assert (met.plan.keep == chooser.choose(SCORES, Budget(macs=0.5)).keep).all()
 
 
+def wasteful(multiple):
+    """A clock that is slow for convolutions whose widths are no multiples."""
+
+    def timed(models, inputs, *, samples, seconds):
+        found = []
+        for model in models:
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                inputs.random(samples, 0).call(model)
+            widths = [m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
+            odd = [width for width in widths if width > 4 and width % multiple]
+            found.append(counter.get_total_flops() / 1e6 * (1.3 if odd else 1.0))
+        return found
+
+    return staticmethod(timed)
+
+
+WIDE = nn.Sequential(nn.Conv2d(3, 512, 3), nn.ReLU(), nn.Conv2d(512, 512, 1), nn.ReLU(),
+                     nn.Conv2d(512, 4, 1)).eval()  # fmt: skip
+WIDE_GRAPH = trace_channels(WIDE, torch.zeros(1, 3, 6, 6))
+WIDE_SCORES = np.random.default_rng(0).random(WIDE_GRAPH.num_channels)
+
+
+@pytest.mark.parametrize("multiple", [1, 16, 64])
+@pytest.mark.parametrize("budget", [Budget(macs=0.4), Budget(latency_ms=0.5)], ids=str)
+def test_the_finest_widths_that_are_fast_are_taken(monkeypatch, multiple, budget):
+    monkeypatch.setattr(LatencyMs, "timed", wasteful(multiple))
+    monkeypatch.setattr(LayerClock, "_time", lambda _clock, _module, _shape, i, o: 1e-3 * i * o + 1)
+    monkeypatch.setenv("STAMPPRUNER_CACHE", "")
+    chooser = Chooser(WIDE, WIDE_GRAPH, round_to=None)
+    met = meet(WIDE, chooser, WIDE_SCORES, budget)
+    kept = [int(met.plan.keep[g.channels].sum()) for g in WIDE_GRAPH.groups]
+    assert all(count % multiple == 0 for count in kept)
+    finer = chooser.choose(WIDE_SCORES, Budget(macs=0.4), multiple=multiple)
+    if budget.macs:
+        assert (met.plan.keep == finer.keep).all()
+
+
+def test_widths_are_not_compared_where_all_are_alike(chooser, monkeypatch):
+    """The groups are too narrow for any of the steps to differ."""
+    small = resnet18(10, width=0.0625).eval()
+    graph = trace_channels(small, torch.zeros(1, 3, 32, 32))
+    monkeypatch.setattr(LatencyMs, "measure", lambda *_: pytest.fail("measured"))
+    own = Chooser(small, graph, round_to=8)
+    scores = np.random.default_rng(0).random(graph.num_channels)
+    assert not meet(small, own, scores, Budget(macs=0.5)).times
+
+
 def test_a_clock_that_stands_still_ends(chooser, monkeypatch):
     monkeypatch.setattr(
         LatencyMs, "timed", staticmethod(lambda models, *_, **__: [1.0] * len(models))
@@ -128,7 +175,6 @@ def test_a_network_that_is_not_faster_names_the_layers(monkeypatch):
         return 500.0 if getattr(module, "kernel_size", ()) == (3, 3) else 1e-4 * inputs * outputs
 
     monkeypatch.setattr(LayerClock, "_time", time)
-    monkeypatch.setattr(LayerClock, "is_wide", lambda *_: False)
     monkeypatch.setattr(summary, "latencies_ms", lambda *_, **__: [4.0, 4.5])
     monkeypatch.setenv("STAMPPRUNER_CACHE", "")
     model = nn.Sequential(

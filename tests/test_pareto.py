@@ -166,7 +166,7 @@ def test_bad_budgets_are_named_before_any_cut(
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"epochs": 1, "optimizer": "x"}, {"epochs": -1}, {"lr": 0.1}, 3, {"model": 1}]
+    "settings", [{}, {"epochs": 1, "momentumm": 0.5}, {"epochs": -1}, {"lr": 0.1}, 3, {"model": 1}]
 )
 def test_bad_settings_of_fine_tuning(pruner: STAMPPruner, settings: Any) -> None:
     counted = Counted()

@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import Net, conv_bn, head, seeded
+from nets import ChannelsFirstNorm, Net, conv_bn, head, seeded
 from torch import nn
 
-from stamppruner import ChannelPlan, check_equivalence, trace_channels
+from stamppruner import ChannelPlan, check_equivalence, proof, rules, trace_channels
+from stamppruner.comparison import compare
 
 
 def traced(wiring, **layers):
@@ -99,3 +100,76 @@ def test_without_proof_what_is_mixed_may_be_cut_and_the_check_notices():
     graph = trace_channels(model, torch.zeros(1, 3, 8, 8), certify=False)
     assert "first.0" in sizes(graph)
     assert not check_equivalence(model, ChannelPlan.random(graph))
+
+
+@pytest.mark.parametrize("width", range(6, 30, 2))
+def test_equal_patterns_do_not_hide_that_halves_are_interleaved(width, monkeypatch):
+    """Without the rule for shuffles, the proof alone must find that the halves need one pattern."""
+    monkeypatch.setattr(rules, "interleaved", lambda *_: ())
+
+    def wiring(net, x):
+        return net.head(net.last(F.channel_shuffle(net.first(x).relu(), 2)))
+
+    model, graph = traced(wiring, first=conv_bn(3, width), last=conv_bn(width, 6), head=head(6))
+    assert all(check_equivalence(model, ChannelPlan.random(graph, 0.5, s)) for s in range(10))
+
+
+class Fixed(nn.Module):
+    """A norm, for which nothing can be rewired, and a width that the code may fix behind it."""
+
+    def __init__(self, fixed):
+        super().__init__()
+        self.inner, self.norm, self.last = conv_bn(6, 8), ChannelsFirstNorm(8), conv_bn(8, 6)
+        self.fixed = fixed
+
+    def forward(self, x):
+        x = self.norm(self.inner(x))
+        return self.last(x.view(-1, 8, *x.shape[2:]) if self.fixed else x)
+
+
+def protected_blocks(fixed, monkeypatch):
+    """Which of some blocks are protected, and how many comparisons it took to find out."""
+    made = []
+    monkeypatch.setattr(proof, "compare", lambda *a, **k: made.append(1) or compare(*a, **k))
+    blocks = nn.Sequential(*map(Fixed, fixed))
+    model = seeded(
+        lambda: Net(
+            lambda net, x: net.head(net.last(net.blocks(net.first(x)))),
+            first=conv_bn(3, 6), blocks=blocks, last=conv_bn(6, 6), head=head(6),
+        )
+    )  # fmt: skip
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    assert check_equivalence(model, ChannelPlan.random(graph))
+    return [f"blocks.{b}.inner.0" in graph.protected for b in range(len(fixed))], len(made)
+
+
+def test_blocks_that_fail_alike_are_protected_at_once(monkeypatch):
+    few, fast = protected_blocks([True] * 3, monkeypatch)
+    many, slow = protected_blocks([True] * 6, monkeypatch)
+    assert all(few + many)
+    assert fast == slow
+
+
+def test_blocks_that_do_not_fail_alike_are_not_protected(monkeypatch):
+    fixed = [True, False, False, True]
+    assert protected_blocks(fixed, monkeypatch)[0] == fixed
+
+
+def test_a_multiple_is_not_taken_for_what_depends_on_which_channels_stay():
+    """Writing into fixed places goes wrong unless the channels before them all stay."""
+
+    def wiring(net, x):
+        x = net.first(x)
+        y = net.mixed(x)
+        y[:, 2:5] += x[:, :3]
+        y[:, 0].mul_(2)
+        return net.head(net.last(y))
+
+    model = seeded(
+        lambda: Net(
+            wiring, first=conv_bn(3, 8), mixed=conv_bn(8, 8), last=conv_bn(8, 6), head=head(6)
+        )
+    )
+    graph = trace_channels(model, torch.zeros(1, 3, 8, 8))
+    assert {group.multiple for group in graph.groups} == {1}
+    assert all(check_equivalence(model, ChannelPlan.random(graph, 0.5, s)) for s in range(10))

@@ -181,7 +181,10 @@ plans = st.lists(
 def check(plan, keep, seed):
     model = seeded(lambda: build(plan), seed).double()
     graph = trace_channels(model, noise(1, 3, 8, 8))
-    assert not [r for r in graph.protected.values() if "proved" in r or "fixed" in r]
+    in_vain = [why for why in graph.protected.values() if "proved" in why or "fixed" in why]
+    if "layer_norm" in dict(plan):  # its statistics would count places that are left empty
+        in_vain = [why for why in in_vain if "at fixed places" not in why]
+    assert not in_vain
     assert graph.num_channels >= 5
     cut = ChannelPlan.random(graph, keep, seed)
     assert ChannelPlan.from_record(graph, cut.record()) == cut

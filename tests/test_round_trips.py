@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from stamppruner import ChannelPlan, load_slim, project_shortcuts, trace_channels
+from stamppruner import (
+    ChannelPlan,
+    export_onnx,
+    load_slim,
+    project_shortcuts,
+    trace_channels,
+)
 from stamppruner.errors import UnsupportedModelError
 from stamppruner.factory import Structure, recognise
 from stamppruner.slim import save_slim
@@ -54,28 +62,37 @@ def varied_(model: nn.Module) -> None:
                 tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
 
 
+def images(name: str) -> Tensor:
+    side = {"inception_v3": 299, "maxvit_t": 224, "swin_t": 224}.get(name.split(":")[1], 96)
+    return torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(2))
+
+
+def halved(model: nn.Module, x: Tensor) -> nn.Module:
+    varied_(model)
+    graph = trace_channels(model, x)
+    assert graph.groups
+    return cut(model, ChannelPlan.random(graph, 0.5)).eval()
+
+
 def outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
     with torch.no_grad():
         return [leaf for leaf in tree_leaves(model(x)) if isinstance(leaf, Tensor)]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ALL]
-)
+NETS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ALL]
+
+
+@pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("projected", [False, True], ids=["plain", "projected"])
 def test_outputs_are_the_same_bit_for_bit(name: str, projected: bool, tmp_path: Path) -> None:
     model = made(name)
-    side = {"inception_v3": 299, "maxvit_t": 224, "swin_t": 224}.get(name.split(":")[1], 96)
-    x = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(2))
+    x = images(name)
     if projected:
         try:
             model = project_shortcuts(model, x)
         except UnsupportedModelError:
             pytest.skip("no shortcut to project")
-    varied_(model)
-    graph = trace_channels(model, x)
-    assert graph.groups
-    slim = cut(model, ChannelPlan.random(graph, 0.5)).eval()
+    slim = halved(model, x)
     factory = recognise(Structure.of(model))
     assert factory is not None
     assert factory.name == name
@@ -89,3 +106,35 @@ def test_outputs_are_the_same_bit_for_bit(name: str, projected: bool, tmp_path: 
         assert all(torch.equal(a, b) for a, b in pairs)
     sizes = [sum(p.numel() for p in m.parameters()) for m in (slim, model)]
     assert np.divide(*sizes) < 0.9
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_onnx_files_agree_and_shrink_as_the_parameters_do(name: str, tmp_path: Path) -> None:
+    model = made(name)
+    x = images(name)
+    slim = halved(model, x)
+    path = tmp_path / "net.onnx"
+    report = export_onnx(slim, path, x)  # compared with ONNX Runtime in there, at two batch sizes
+    assert report.max_relative_difference <= 1e-4
+    initializers = onnx.load(path).graph.initializer
+    stored = Counter(tuple(w.dims) for w in initializers if len(w.dims) == 4)
+    idle = uncalled(slim, x)  # auxiliary heads, which are for training
+    own = Counter(
+        tuple(m.weight.shape) for m in slim.modules() if isinstance(m, nn.Conv2d) and m not in idle
+    )
+    assert not own - stored
+    spare = sum(p.numel() for m in idle for p in m.parameters(recurse=False))
+    total = sum(p.numel() for p in slim.parameters())
+    assert total < 0.9 * sum(p.numel() for p in model.parameters())
+    assert 3.6 * (total - spare) < path.stat().st_size < 4.4 * total + 400_000  # and the graph
+
+
+def uncalled(model: nn.Module, x: Tensor) -> set[nn.Module]:
+    """Modules without children that the forward pass leaves out."""
+    leaves = {m for m in model.modules() if not list(m.children())}
+    called: set[nn.Module] = set()
+    handles = [m.register_forward_hook(lambda m, *_: called.add(m)) for m in leaves]
+    outputs(model, x)
+    for handle in handles:
+        handle.remove()
+    return leaves - called

@@ -9,16 +9,9 @@ from stripes import dataset, loader, stripes, vgg
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from stamppruner.batches import as_loader, checked_batches, reread
 from stamppruner.errors import DataError, UnsupportedModelError
-from stamppruner.target import (
-    Target,
-    as_loader,
-    check_fits,
-    checked_batches,
-    first_images,
-    reread,
-    sample_target,
-)
+from stamppruner.target import Target, check_fits, first_images, sample_target
 
 IMAGES, LABELS = stripes(4)
 

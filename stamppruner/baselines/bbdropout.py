@@ -1,19 +1,21 @@
-"""BBDropout: beta-Bernoulli dropout, learned with the weights on the target."""
+"""Beta-Bernoulli dropout, learned with the weights on the target, without and with its images."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stamppruner.baselines._base import Baseline
+from stamppruner.baselines._base import ChannelBaseline
+from stamppruner.baselines._dependent import Dependence, dependent
+from stamppruner.baselines._learn import check_finite, draws, training
 from stamppruner.channels import ChannelGraph, FloatArray
-from stamppruner.errors import ConfigError
 from stamppruner.gates import Gates
 from stamppruner.layers import first_floating
 from stamppruner.posteriors import BetaBernoulli
@@ -23,7 +25,7 @@ _MILESTONES = (0.5, 0.8)
 """Shares of the steps after which learning rates are divided by ten."""
 
 
-class BBDropout(Baseline):
+class BBDropout(ChannelBaseline):
     """Data-independent beta-Bernoulli dropout (Lee et al. 2018, "Adaptive Network Sparsification").
 
     Weights and the keep probabilities of all channels are learned together on the target, by
@@ -32,19 +34,20 @@ class BBDropout(Baseline):
     budget is met, where the paper cuts at a threshold.
 
     Args:
-        epochs: passes over the sample of the target.
+        epochs: passes over the sample of the target (the paper's: 200).
         weights_lr: learning rate of the weights.
         pi_lr: learning rate of the posterior.
         kl_scale: weight of the KL term next to its 1/N.
-        temperature: of the relaxed masks.
-        minibatch_size: images a step.
-        settings: see :class:`~stamppruner.baselines.Baseline`.
+        temperature: of the relaxed masks (the authors' code: .1).
+        minibatch_size: images a step (the authors' code: 100).
+        settings: see :class:`~stamppruner.baselines.ChannelBaseline`.
 
     Raises:
         ConfigError: a value is outside its range.
     """
 
     name = "BBDropout"
+    any_task = False
 
     def __init__(
         self,
@@ -58,57 +61,122 @@ class BBDropout(Baseline):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        for name, value in (("epochs", epochs), ("minibatch_size", minibatch_size)):
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"BBDropout({name}={value!r}): pass a whole number from 1")
-        for name, rate in (("weights_lr", weights_lr), ("pi_lr", pi_lr), ("kl_scale", kl_scale)):
-            if not 0 <= rate < math.inf:
-                raise ConfigError(f"BBDropout({name}={rate!r}): pass a finite number from 0")
         self.epochs, self.minibatch_size = epochs, minibatch_size
         self.weights_lr, self.pi_lr = weights_lr, pi_lr
         self.kl_scale, self.temperature = kl_scale, temperature
+        for name in ("epochs", "minibatch_size"):
+            value = getattr(self, name)
+            self._require(isinstance(value, int) and value >= 1, name, "a whole number from 1")
+        for name in ("weights_lr", "pi_lr", "kl_scale"):
+            self._require(0 <= getattr(self, name) < math.inf, name, "a finite number from 0")
+        self._require(0 < temperature < math.inf, "temperature", "a finite number above 0")
 
     def scores(self, model: nn.Module, graph: ChannelGraph, target: Target) -> FloatArray:
-        """``E[pi]`` after learning on a copy."""
+        """``E[m]`` after learning on a copy."""
         return self.learn_(copy.deepcopy(model), graph, target)
 
-    @torch.enable_grad()
     def learn_(self, model: nn.Module, graph: ChannelGraph, target: Target) -> FloatArray:
         """``E[pi]`` after learning, which changes the weights."""
+        return _array(self.posterior_(model, graph, target).keep_probability())
+
+    def posterior_(self, model: nn.Module, graph: ChannelGraph, target: Target) -> BetaBernoulli:
+        """The posterior after learning, which changes the weights."""
+        posterior = BetaBernoulli(graph.num_channels).to(first_floating(model).device)
+        generator = torch.Generator().manual_seed(self.seed)
+        with Gates(model, graph).injected() as gates:
+
+            def mask(_images: Tensor) -> None:
+                gates.values = posterior.sample(temperature=self.temperature, generator=generator)
+
+            self._fit_(
+                model, target, self.epochs, posterior.pi_parameters(), posterior.kl, mask, generator
+            )
+        return posterior
+
+    def _fit_(
+        self,
+        model: nn.Module,
+        target: Target,
+        epochs: int,
+        parameters: list[nn.Parameter],
+        kl: Callable[[], Tensor],
+        mask: Callable[[Tensor], None],
+        generator: torch.Generator,
+    ) -> None:
+        """Train the weights and some parameters of the masks, which are drawn before every pass."""
         device = first_floating(model).device
-        posterior = BetaBernoulli(graph.num_channels).to(device)
         weights = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(
             [
                 {"params": weights, "lr": self.weights_lr},
-                {"params": posterior.pi_parameters(), "lr": self.pi_lr},
+                {"params": parameters, "lr": self.pi_lr},
             ]
         )
-        count, size = len(target.labels), min(self.minibatch_size, len(target.labels))
-        steps = self.epochs * math.ceil(count / size)
+        size = min(self.minibatch_size, len(target.labels))
+        steps = epochs * math.ceil(len(target.labels) / size)
         schedule = torch.optim.lr_scheduler.MultiStepLR(
             optimizer, [round(steps * share) for share in _MILESTONES]
         )
-        generator = torch.Generator().manual_seed(self.seed)
-        modes = [(module, module.training) for module in model.modules()]
-        model.train()
-        try:
-            with Gates(model, graph).injected() as gates, torch.random.fork_rng([]):
-                torch.manual_seed(self.seed)  # of dropout layers of the model's own
-                for _ in range(steps):
-                    chosen = torch.randperm(count, generator=generator)[:size]
-                    x, y = target.images[chosen].to(device), target.labels[chosen].to(device)
-                    gates.values = posterior.sample(
-                        temperature=self.temperature, generator=generator
-                    )
-                    loss = F.cross_entropy(model(x).float(), y)
-                    loss = loss + self.kl_scale / target.num_images * posterior.kl()
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    schedule.step()
-        finally:
-            for module, training in modes:
-                module.training = training
-        with torch.no_grad():
-            return np.asarray(posterior.keep_probability().cpu().numpy())
+        with training(model, self.seed):
+            for x, y in draws(target, size, steps, generator, device):
+                mask(x)
+                loss = F.cross_entropy(model(x).float(), y)
+                loss = loss + self.kl_scale / target.num_images * kl()
+                check_finite(loss, self.name, weights_lr=self.weights_lr, pi_lr=self.pi_lr)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+
+
+class DependentBBDropout(BBDropout):
+    """Data-dependent beta-Bernoulli dropout, the second form of Lee et al. 2018 (section 3.3).
+
+    Each image has a mask of its own: ``m_nk ~ Bernoulli(pi_k phi_k(x_nk))`` with ``phi_k(x) =
+    clamp(gamma_k (x - mu_k) / sigma_k + beta_k, epsilon, 1 - epsilon)``, where ``x_nk`` is what the
+    channel's first reader reads of image ``n``, averaged over its places, and ``mu``, ``sigma`` are
+    statistics as of a batch norm. ``q(beta) = Normal(beta, eta^2)`` has the prior ``Normal(0,
+    rho^2)``. As in the authors' code, ``pi`` and the weights are learned first, as by
+    :class:`BBDropout`, and then ``gamma``, ``beta``, ``eta`` and the weights under both masks.
+
+    Channels can be removed only for all images: they are ranked by the mean over the target of
+    ``E[m_nk] = E[pi_k] phi_k(x_nk)``, and the slim network has no masks any more. In the paper the
+    channels that ``pi`` leaves stay in memory, and each image skips some of them.
+
+    Args:
+        dependent_epochs: passes over the sample in the second stage (the authors' code: 200).
+        settings: see :class:`BBDropout`; ``pi_lr`` is also that of ``gamma``, ``beta``, ``eta``.
+
+    Raises:
+        ConfigError: a value is outside its range.
+    """
+
+    name = "BBDropout, data-dependent"
+
+    def __init__(self, *, dependent_epochs: int = 20, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.dependent_epochs = dependent_epochs
+        whole = isinstance(dependent_epochs, int) and dependent_epochs >= 1
+        self._require(whole, "dependent_epochs", "a whole number from 1")
+
+    def learn_(self, model: nn.Module, graph: ChannelGraph, target: Target) -> FloatArray:
+        """Mean of ``E[m]`` over the target after learning, which changes the weights."""
+        posterior = self.posterior_(model, graph, target).requires_grad_(False)
+        device = first_floating(model).device
+        phi = Dependence(graph.num_channels).to(device)
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        with dependent(model, graph, phi) as gates:
+
+            def mask(images: Tensor) -> None:
+                pi = posterior.sample(temperature=self.temperature, generator=generator)
+                gates.begin(pi, len(images), temperature=self.temperature, generator=generator)
+
+            self._fit_(
+                model, target, self.dependent_epochs, list(phi.parameters()), phi.kl, mask,
+                generator,
+            )  # fmt: skip
+            return _array(gates.expected(posterior.keep_probability(), target, device))
+
+
+def _array(values: Tensor) -> FloatArray:
+    return np.asarray(values.detach().double().cpu().numpy())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from torch import nn
 
-from stamppruner.baselines._base import Baseline
+from stamppruner.baselines._base import ChannelBaseline
 from stamppruner.channels import ChannelGraph, FloatArray
 from stamppruner.target import Target
 
 
-class Full(Baseline):
+class Full(ChannelBaseline):
     """What pruned networks are measured against: the same head start at full size.
 
     Pass no budget to :meth:`prune`.

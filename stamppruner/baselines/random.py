@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 from torch import nn
 
-from stamppruner.baselines._base import Baseline, rank_within_groups
+from stamppruner.baselines._base import ChannelBaseline, rank_within_groups
 from stamppruner.channels import ChannelGraph, FloatArray
 from stamppruner.target import Target
 
 
-class Random(Baseline):
-    """A random choice of the same share of every layer."""
+class Random(ChannelBaseline):
+    """A random choice of the same share of every layer.
+
+    ``RandomWidths`` draws the shares, too, as MetaPruning and STAMP's tables do.
+    """
 
     name = "random"
 

@@ -6,13 +6,23 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from stamppruner.cli import demo, evaluate, export, finetune, inspect, meta_fit, pareto, prune
+from stamppruner.cli import (
+    bench,
+    demo,
+    evaluate,
+    export,
+    finetune,
+    inspect,
+    meta_fit,
+    pareto,
+    prune,
+)
 from stamppruner.cli._group import group
 from stamppruner.errors import PreemptedError, StampError
 
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h
 
-_COMMANDS = (demo, meta_fit, prune, pareto, finetune, evaluate, inspect, export)
+_COMMANDS = (demo, meta_fit, prune, pareto, finetune, evaluate, inspect, export, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,6 +19,7 @@ def add_to(commands: Any) -> None:
     """The command and its arguments."""
     fit = commands.add_parser(
         "meta-fit",
+        usage="stamppruner meta-fit --model FACTORY --data FOLDER --out FILE [options]",
         help="a pruner, once, from a backbone and labelled reference images",
         description="Reads a trained backbone (or trains one), gives it a head of the reference's "
         "classes where it has another, learns the gates over tasks of the reference, and writes "
@@ -177,7 +178,7 @@ def _with_head(model: nn.Module, data: ArrayDataset) -> nn.Module:
 
     from stamppruner.heads import find_head, num_outputs, with_classes
     from stamppruner.result import fit_head_
-    from stamppruner.target import SAMPLE, as_loader, sample_target
+    from stamppruner.target import SAMPLE, sample_target
     from stamppruner.trace import trace_channels
 
     graph = trace_channels(model, torch.zeros(1, *data[0][0].shape), certify=False, progress=False)
@@ -186,5 +187,5 @@ def _with_head(model: nn.Module, data: ArrayDataset) -> nn.Module:
     model, graph = with_classes(model, graph, len(data.classes))
     head = find_head(model, graph)
     assert head is not None
-    fit_head_(model, head, sample_target(as_loader(data), SAMPLE))
+    fit_head_(model, head, sample_target(data, SAMPLE))
     return model

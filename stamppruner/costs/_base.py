@@ -43,8 +43,10 @@ class LayerWidths:
     Attributes:
         names: the ``L`` layers.
         modules: their modules.
-        in_fixed, out_fixed: positions that are never removed, ``(L,)``.
-        in_per, out_per: positions a kept channel of each group, ``(L, G)``.
+        in_fixed: input positions that are never removed, ``(L,)``.
+        out_fixed: the same of the outputs.
+        in_per: input positions a kept channel of each group, ``(L, G)``.
+        out_per: the same of the outputs.
     """
 
     names: tuple[str, ...]

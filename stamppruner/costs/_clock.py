@@ -19,10 +19,6 @@ from stamppruner.inputs import Inputs
 GRID = (0.125, 0.5, 1.0)
 """Shares of the full widths at which layers are measured."""
 
-STEPS = (1, 2, 4, 8, 16)
-"""Steps between widths that are compared with multiples of 32."""
-
-_COARSE = 32
 _SECONDS = 0.005
 
 _CONVOLUTIONS: tuple[Any, ...] = (
@@ -56,21 +52,6 @@ class LayerClock:
         pairs = [widths_at(module, i, o) for i in GRID for o in GRID]
         return torch.tensor(self._times(module, shape, pairs), dtype=torch.float64).view(3, 3)
 
-    def waste(self, module: nn.Module, shape: tuple[int, ...]) -> list[float]:
-        """Time at odd multiples of each of :data:`STEPS`, over that of the widths around."""
-        wide = layers.output_width(module) // 2 // _COARSE * _COARSE
-        outputs = [wide, *(wide + step for step in STEPS), wide + _COARSE]
-        pairs = [(widths_at(module, 0.5, 0.5)[0], o) for o in outputs]
-        low, *times, high = self._times(module, shape, pairs)
-        return [
-            time / (low + (high - low) * step / _COARSE)
-            for time, step in zip(times, STEPS, strict=True)
-        ]
-
-    def is_wide(self, module: nn.Module) -> bool:
-        """Whether :meth:`waste` can be measured."""
-        return layers.blocks(module) == 1 and layers.output_width(module) >= 4 * _COARSE
-
     def _times(
         self, module: nn.Module, shape: tuple[int, ...], pairs: list[tuple[int, int]]
     ) -> list[float]:
@@ -87,7 +68,8 @@ class LayerClock:
 
         like = layers.first_floating(module)
         axis = layers.channel_axis(module, len(shape))
-        layer = resized(module, inputs, outputs).to(like.device, like.dtype)
+        with torch.random.fork_rng([]):  # a new layer draws weights
+            layer = resized(module, inputs, outputs).to(like.device, like.dtype)
         x = like.new_zeros(*shape[:axis], inputs, *shape[axis + 1 :]).requires_grad_()
         known = {"torch": torch, "layer": layer, "x": x}
         timer = Timer(self.statement, globals=known, num_threads=torch.get_num_threads())

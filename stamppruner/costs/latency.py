@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from statistics import median
 from typing import ClassVar
 
 import torch
@@ -24,7 +22,7 @@ from torch import Tensor, nn
 from stamppruner import layers
 from stamppruner.channels import ChannelGraph
 from stamppruner.costs._base import HERE, Cost, Setting
-from stamppruner.costs._clock import GRID, STEPS, LayerClock, calls
+from stamppruner.costs._clock import GRID, LayerClock, calls
 from stamppruner.costs._tables import Tables
 from stamppruner.errors import BudgetError
 from stamppruner.inputs import Inputs
@@ -33,17 +31,15 @@ from stamppruner.progress import bar
 
 _WHOLE_SECONDS = 0.5
 
-_DEAREST = 4
-"""Layers that tell which widths are fast."""
-
-_WASTE = 1.04
-"""Time over that of the widths around, above which a step between widths is too small."""
-
 Timed = Callable[..., list[float]]
 
 
 class Latency(Cost):
-    """The common part of both costs."""
+    """The common part of both costs: milliseconds, measured layer by layer and as a whole.
+
+    Raises:
+        BudgetError: the graph was made without example inputs, so there is nothing to time.
+    """
 
     unit = "ms"
     timed: ClassVar[Timed]
@@ -90,20 +86,6 @@ class Latency(Cost):
         """What no width changes."""
         return self._fixed
 
-    @cached_property
-    def fast_multiple(self) -> int:
-        """The smallest step between widths that wastes next to no time: 1, 2, 4, 8, 16 or 32.
-
-        The dearest layers are measured at odd multiples of each step, beside the multiples of 32
-        around them.
-        """
-        with threads_set(self.setting.threads):
-            found = [self._clock.waste(module, shape) for module, shape in self._dearest]
-        self._clock.tables.save()
-        waste = [median(ratios) for ratios in zip(*found, strict=True)]
-        slow = [step for step, w in zip(STEPS, waste, strict=False) if w > _WASTE]
-        return 2 * max(slow) if slow else 1
-
     def _measure_layers(
         self, model: nn.Module, graph: ChannelGraph, samples: int, device: str
     ) -> None:
@@ -111,21 +93,16 @@ class Latency(Cost):
         maps = list(graph.layers.values())
         self._in_full = torch.tensor([float(len(m.inputs)) for m in maps])
         self._out_full = torch.tensor([float(len(m.outputs)) for m in maps])
-        self._clock = LayerClock(self._statement, Tables(device, torch.get_num_threads()))
+        clock = LayerClock(self._statement, Tables(device, torch.get_num_threads()))
         modules, seen = dict(model.named_modules()), calls(model, graph, samples)
         grids = torch.zeros(len(maps), len(GRID), len(GRID), dtype=torch.float64)
         elements = torch.zeros(len(maps), dtype=torch.float64)
-        wide = []
         for i, layer in enumerate(bar(maps, description="measuring", shown=True, delay=2.0)):
             module = modules[layer.name]
             for shape, written in seen.get(layer.name, ()):
                 elements[i] += written
-                grids[i] += self._clock.grid(module, shape)
-                if self._clock.is_wide(module):
-                    wide.append((float(grids[i, -1, -1]), module, shape))
-        self._clock.tables.save()
-        wide.sort(key=lambda entry: -entry[0])
-        self._dearest = [(module, shape) for _, module, shape in wide[:_DEAREST]]
+                grids[i] += clock.grid(module, shape)
+        clock.tables.save()
         # a wider layer is never predicted to be faster
         self._table = grids.cummax(1).values.cummax(2).values
         self._activations = elements / elements.sum().clamp_min(1.0)

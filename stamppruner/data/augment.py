@@ -23,6 +23,9 @@ class CropFlip:
         padding: pixels added on each side before the crop; 0 crops nothing.
         flip: whether to flip; switch it off for characters and digits.
         mode: what is added, ``"zeros"`` or the mirrored image, ``"reflect"``.
+
+    Raises:
+        ConfigError: a padding below 0, or another mode.
     """
 
     padding: int = 4

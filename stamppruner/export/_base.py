@@ -64,6 +64,13 @@ class ExportReport:
         max_relative_difference: to the model's outputs, relative to the largest of them; of the
             float network where the file is quantised.
         quantization: only of int8 files.
+
+    Example:
+        >>> inputs = {"images": ("batch", 3, 8, 8)}
+        >>> print(ExportReport("a.onnx", "ONNX", 2048, inputs, (1, 3), 2e-7))
+        a.onnx: ONNX, 2.00 KiB
+        inputs: images (batch, 3, 8, 8)
+        relative difference to the model: 2.0e-07 (batches of 1, 3)
     """
 
     path: str

@@ -50,6 +50,17 @@ def save_pretrained(
 
     Raises:
         CheckpointError: the file cannot be read or is no slim file, or the folder not be written.
+
+    Example:
+        >>> import tempfile, warnings
+        >>> from stamppruner.baselines import Magnitude
+        >>> from stamppruner import Budget
+        >>> from stamppruner.models import ResNet
+        >>> data = [(torch.randn(6, 3, 8, 8), torch.arange(6) % 3)]
+        >>> result = Magnitude().prune(ResNet((1, 1), (8, 8), 3), data, Budget(macs=0.5))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sorted(path.name for path in save_pretrained(result, folder).iterdir())
+        ['README.md', 'config.json', 'model.safetensors', 'report.json']
     """
     report = source.report if isinstance(source, PruneResult) else None
     if not isinstance(source, PruneResult):
@@ -101,6 +112,9 @@ def push_to_hub(
         MissingExtraError: huggingface_hub is not installed.
         ConfigError: no name of a repository.
         CheckpointError: the source cannot be read, or the Hub refuses it.
+
+    Example:
+        >>> push_to_hub(result, "me/my-net", private=True)  # doctest: +SKIP
     """
     hub = require("huggingface_hub", "push_to_hub", _REMEDY)
     try:
@@ -165,6 +179,10 @@ def from_pretrained(
     Raises:
         MissingExtraError: it is not a folder, and huggingface_hub is not installed.
         CheckpointError: it is not found, cannot be read, or does not fit the model.
+
+    Example:
+        >>> net = from_pretrained("my-net")  # a folder  # doctest: +SKIP
+        >>> net = from_pretrained("me/my-net", revision="v1")  # doctest: +SKIP
     """
     if Path(source).is_dir():
         return load_slim(Path(source) / WEIGHTS, model, device=device)

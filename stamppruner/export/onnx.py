@@ -75,6 +75,14 @@ def export_onnx(
         ExportError: the model is not in float32 or too large for one file, cannot be exported, or
             the file computes something else.
         UnsupportedModelError: the model cannot be copied.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net, images = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.zeros(1, 3, 8, 8)
+        ...     report = export_onnx(net, f"{folder}/net.onnx", images)
+        >>> report.inputs
+        {'images': ('batch', 3, 8, 8)}
     """
     for package in _PACKAGES:
         require(package, "ONNX export", 'pip install "stamppruner[onnx]"')

@@ -51,6 +51,14 @@ def export_program(
         DataError: the example inputs hold no batch.
         ExportError: the model cannot be traced, or the program computes something else.
         UnsupportedModelError: the model cannot be copied.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net, images = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.zeros(1, 3, 8, 8)
+        ...     report = export_program(net, f"{folder}/net.pt2", images)
+        >>> report.max_relative_difference
+        0.0
     """
     check_writable(path)
     subject = Subject.of(model, example_inputs, dynamic_batch)

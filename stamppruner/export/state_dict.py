@@ -35,6 +35,14 @@ def export_state_dict(model: nn.Module, path: PathLike) -> ExportReport:
     Raises:
         CheckpointError: the path cannot be written, or a tensor cannot be stored.
         ExportError: the file does not hold the same bits.
+
+    Example:
+        >>> import tempfile
+        >>> from safetensors.torch import load_file
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_state_dict(nn.Linear(2, 3), f"{folder}/net.safetensors")
+        ...     sorted(load_file(report.path))
+        ['bias', 'weight']
     """
     check_writable(path)
     state = model.state_dict()

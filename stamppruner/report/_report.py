@@ -14,6 +14,7 @@ from stamppruner.errors import CheckpointError, ConfigError
 from stamppruner.io import atomic_write
 from stamppruner.report import format as fmt
 from stamppruner.report.html import fragment, page
+from stamppruner.report.reproduce import reproduce
 
 _FORMAT = 1
 _NUMBERS = ("before", "after", "budget", "reached", "metrics", "timings")
@@ -201,6 +202,13 @@ class Report:
 
     def _repr_html_(self) -> str:
         return fragment(self)
+
+    def reproduce(self) -> str:
+        """Lines of Python that give the same network again; empty if the settings say too little.
+
+        What only the user knows stands in capitals: ``MODEL``, ``TARGET``, ``PRUNER_FILE``.
+        """
+        return reproduce(self)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs nothing else, neither files nor network.

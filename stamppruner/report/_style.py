@@ -17,6 +17,7 @@ CSS = """
   :root:has(> body > .stamppruner-report) { background: #15191d; }
 }
 .stamppruner-report *, .stamppruner-report *::before { box-sizing: border-box; }
+.stamppruner-report h1, .stamppruner-report h2, .stamppruner-report h3 { padding: 0; }
 .stamppruner-report h1 { font-size: 1.6rem; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
 .stamppruner-report h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
 .stamppruner-report h3 { font-size: .85rem; font-weight: 500; color: var(--soft); margin: 0; }
@@ -25,6 +26,10 @@ CSS = """
 .stamppruner-report code {
   font: .9em ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
   color: inherit; background: none; padding: 0;
+}
+.stamppruner-report pre {
+  margin: 0; padding: .6rem .9rem; background: var(--panel); border: 1px solid var(--line);
+  border-radius: 8px; white-space: pre-wrap; overflow-wrap: anywhere; color: inherit;
 }
 .stamppruner-report .warnings {
   color: var(--warn); background: var(--warn-paper); border-left: 4px solid currentColor;
@@ -87,7 +92,11 @@ CSS = """
 .stamppruner-report .plot .reference { color: var(--ink); }
 @media screen and (max-width: 34rem) {
   .stamppruner-report th, .stamppruner-report td { padding: .28rem .4rem; }
-  .stamppruner-report svg text { font-size: 11px; }
+  .stamppruner-report .pairs th { white-space: normal; }
+  .stamppruner-report .layers th:nth-child(2), .stamppruner-report .layers td:nth-child(2) {
+    display: none;
+  }
+  .stamppruner-report svg text { font-size: 10px; }
   .stamppruner-report svg .share { display: none; }
 }
 @media print {

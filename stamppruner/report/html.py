@@ -57,6 +57,7 @@ def fragment(report: Report) -> str:
         _reasons("Left whole", report.protected),
         _reasons("Cut in surroundings that stay wide", report.rewired),
         section("Time", _pairs("timings", report.timings, fmt.seconds)),
+        section("How to reproduce", _code(report.reproduce())),
         _settings(report),
     )
 
@@ -154,6 +155,10 @@ def _settings(report: Report) -> str:
     return section("Settings", table(["", ""], rows, "words"))
 
 
+def _code(lines: str) -> str:
+    return f"<pre><code>{escape(lines)}</code></pre>" if lines else ""
+
+
 def section(heading: str, content: str) -> str:
     """A heading over markup; nothing if there is none."""
     return f"<section><h2>{text(heading)}</h2>{content}</section>" if content else ""
@@ -164,7 +169,7 @@ def _pairs(group: str, values: Mapping[str, float], show: Callable[[float], str]
         [text(fmt.label(name)), number(f"{group}.{name}", value, show(value))]
         for name, value in values.items()
     ]
-    return table(["", ""], rows)
+    return table(["", ""], rows, "pairs")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:

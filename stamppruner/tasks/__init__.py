@@ -8,15 +8,18 @@ from stamppruner.tasks.dispatch import as_sampler
 from stamppruner.tasks.labelled import check_batch
 from stamppruner.tasks.loaders import LoaderTasks
 from stamppruner.tasks.sampler import TaskSampler
+from stamppruner.tasks.samples import SampleTasks, as_samples
 from stamppruner.tasks.task import DrawnTask, Task, TaskSource, draw
 
 __all__ = [
     "DrawnTask",
     "LoaderTasks",
+    "SampleTasks",
     "Task",
     "TaskSampler",
     "TaskSource",
     "as_sampler",
+    "as_samples",
     "check_batch",
     "draw",
 ]

@@ -117,7 +117,7 @@ def read_labels(dataset: Any, where: str = "dataset") -> IntArray:
             found = getattr(dataset, name, None)
             if isinstance(found, (list, tuple, np.ndarray, Tensor)) and len(found) == count:
                 return as_labels(found, where)
-    return as_labels([_pair(dataset[index], where)[1] for index in range(count)], where)
+    return as_labels([pair(dataset[index], where)[1] for index in range(count)], where)
 
 
 def as_labels(raw: Any, where: str) -> IntArray:
@@ -156,7 +156,7 @@ def fetch_images(dataset: Any, indices: IntArray, where: str = "dataset") -> Ten
         return fetched
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[0][torch.from_numpy(indices)]
-    return stack_images([_pair(dataset[int(i)], where)[0] for i in indices], where, indices)
+    return stack_images([pair(dataset[int(i)], where)[0] for i in indices], where, indices)
 
 
 def stack_images(images: Sequence[Any], where: str, indices: IntArray | None = None) -> Tensor:
@@ -185,7 +185,7 @@ def batches(loader: Any, where: str) -> Iterator[tuple[Any, Any]]:
             f"{where}: {type(loader).__name__} is neither a map-style dataset nor a loader"
         ) from error
     for batch in stream:
-        yield _pair(batch, where)
+        yield pair(batch, where)
 
 
 def group_by_class(labels: IntArray, where: str) -> dict[int, IntArray]:
@@ -208,7 +208,8 @@ def check_drawn(images: Tensor, ids: IntArray, indices: IntArray, where: str) ->
     check_batch(images, where=where)
 
 
-def _pair(item: Any, where: str) -> tuple[Any, Any]:
+def pair(item: Any, where: str) -> tuple[Any, Any]:
+    """An item of a data set; raises DataError unless it is a pair."""
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise DataError(f"{where}: an item is {type(item).__name__}; give (image, label) pairs")
     return item[0], item[1]

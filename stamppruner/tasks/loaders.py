@@ -38,6 +38,12 @@ class LoaderTasks:
 
     Raises:
         DataError: no sources, or one of them is of another kind or has unusable labels.
+
+    Example:
+        >>> two = [(torch.zeros(6, 3, 8, 8), torch.arange(6) % 2)]  # a loader: batches
+        >>> three = [(torch.zeros(6, 3, 8, 8), torch.arange(6) % 3)]
+        >>> sorted(task.ways for task in LoaderTasks([two, three], shots=2).tasks(2))
+        [2, 3]
     """
 
     def __init__(self, sources: Iterable[Any], shots: int = 64, *, seed: int = 0) -> None:

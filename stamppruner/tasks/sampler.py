@@ -44,6 +44,13 @@ class TaskSampler:
     Raises:
         DataError: labels that are not integers from 0 on, fewer than two classes, ``ways`` or
             ``shots`` that the dataset cannot supply.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> data = TensorDataset(torch.zeros(40, 3, 8, 8), torch.arange(40) % 4)
+        >>> first, second = TaskSampler(data, ways=2, shots=5).tasks(2)
+        >>> first.images.shape, sorted(first.classes + second.classes)
+        (torch.Size([10, 3, 8, 8]), [0, 1, 2, 3])
     """
 
     def __init__(

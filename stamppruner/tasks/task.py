@@ -21,6 +21,11 @@ class Task:
         images: ``(B, C, H, W)`` floating point.
         labels: ``(B,)`` int64 in ``0 .. ways - 1``.
         classes: original class id behind each label, in random order.
+
+    Example:
+        >>> task = Task(torch.zeros(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), classes=(7, 3))
+        >>> task.ways, len(task), [len(labels) for _, labels in task.minibatches(2)]
+        (2, 4, [2, 2])
     """
 
     images: Tensor

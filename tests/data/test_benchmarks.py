@@ -1,4 +1,4 @@
-"""CIFAR, SVHN and folder trees without a network, and balanced subsets."""
+"""CIFAR, SVHN, Fashion-MNIST and folder trees without a network, and balanced subsets."""
 
 import pickle
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from stamppruner.data import (
     balanced_subset,
     cifar10,
     cifar100,
+    fashion_mnist,
     folder_tree,
     load_dataset,
     svhn,
@@ -73,6 +74,18 @@ def test_svhn_through_torchvision(fake, tmp_path):
     assert found.num_classes == 10
 
 
+def test_fashion_mnist_gets_a_margin_and_colours(fake, tmp_path):
+    data = torch.from_numpy(RNG.integers(1, 256, size=(4, 28, 28), dtype=np.uint8))
+    labels = torch.tensor([0, 9, 3, 3])
+    calls = fake("FashionMNIST", data=data, targets=labels, classes=list("abcdefghij"))
+    found = fashion_mnist(tmp_path)
+    assert calls == [{"root": str(tmp_path), "train": True, "download": True}]
+    assert found.image_shape == (3, 32, 32)
+    assert torch.equal(found.images[:, 1, 2:-2, 2:-2], data)
+    assert int(found.images.sum()) == 3 * int(data.sum())
+    assert torch.equal(found.targets, labels)
+
+
 def test_torchvision_reads_its_own_files(tmp_path, monkeypatch):
     """The real CIFAR10 class, on fabricated batches, without its checksums."""
     base = tmp_path / "cifar-10-batches-py"
@@ -91,7 +104,7 @@ def test_torchvision_reads_its_own_files(tmp_path, monkeypatch):
     assert train.classes == tuple("abcdefghij")
 
 
-@pytest.mark.parametrize("loader", [cifar10, cifar100, svhn])
+@pytest.mark.parametrize("loader", [cifar10, cifar100, svhn, fashion_mnist])
 def test_absent_data_are_a_data_error(tmp_path, loader):
     with pytest.raises(DataError, match="was not fetched"):
         loader(tmp_path, download=False)
@@ -106,7 +119,7 @@ def test_failed_download_is_a_data_error(tmp_path, monkeypatch):
         cifar10(tmp_path)
 
 
-@pytest.mark.parametrize("loader", [cifar10, cifar100, svhn, folder_tree])
+@pytest.mark.parametrize("loader", [cifar10, cifar100, svhn, fashion_mnist, folder_tree])
 def test_folder_tree_takes_precedence(tree, loader):
     train, test = load_dataset(loader, tree)
     assert train.classes == test.classes == ("cat", "dog")
