@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from stamppruner import layers
 from stamppruner.channels import KEPT, ChannelGraph
+from stamppruner.few_positions import few_positions
 
 
 class ChannelReader:
@@ -44,7 +45,7 @@ class ChannelReader:
         total = images.new_zeros(self._graph.num_channels)
         count = torch.zeros_like(total)
         found: list[tuple[Tensor, Tensor]] = []
-        with self._hooked(found), running_statistics(self._model):
+        with self._hooked(found), running_statistics(self._model), few_positions(self._model):
             self._model(images)
         for channels, means in found:
             total = total.index_add(0, channels.to(total.device), means.to(total.dtype))

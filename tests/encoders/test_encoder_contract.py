@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,11 @@ from torch import Tensor
 from stamppruner.encoders import DeepSets, SetEncoder, SetTransformer
 from stamppruner.errors import ConfigError, DataError
 
-IMPLEMENTATIONS = [pytest.param(e, id=e.__name__) for e in (SetTransformer, DeepSets)]
+IMPLEMENTATIONS = [
+    pytest.param(SetTransformer, id="SetTransformer"),
+    pytest.param(partial(SetTransformer, induced=8), id="induced"),
+    pytest.param(DeepSets, id="DeepSets"),
+]
 Build = Callable[..., SetEncoder]
 
 

@@ -19,12 +19,15 @@ def test_dim_is_a_multiple_of_heads() -> None:
         SetTransformer(3, heads=0)
 
 
-def test_attention_is_that_of_torch() -> None:
+@pytest.mark.parametrize(("queries", "keys"), [(4, 7), (7, 4), (6, 7), (5, 0)])
+def test_attention_is_that_of_torch(queries: int, keys: int) -> None:
+    """Of few queries to many, of many to few, and of a set to itself."""
     dim, heads = 12, 3
     block = AttentionBlock(dim, heads, seeded(0))
     reference = nn.MultiheadAttention(dim, heads)
     generator = torch.Generator().manual_seed(1)
-    x, y = torch.randn(4, dim, generator=generator), torch.randn(7, dim, generator=generator)
+    x = torch.randn(queries, dim, generator=generator)
+    y = torch.randn(keys, dim, generator=generator) if keys else x
     with torch.no_grad():
         for layer in (block.query, block.value, block.join):
             layer.bias.copy_(torch.randn(dim, generator=generator))
@@ -38,3 +41,26 @@ def test_attention_is_that_of_torch() -> None:
         h = block.norm_attended(x + reference(x, y, y)[0])
         expected = block.norm_fed(h + torch.relu(block.feed(h)))
         assert torch.allclose(block(x, y), expected, atol=1e-5)
+
+
+def test_induced_points_take_time_linear_in_the_images() -> None:
+    """No product has the square of the images in it, and the set is still heard."""
+    encoder = SetTransformer(3, grid=4, dim=16, induced=4)
+    sizes: list[int] = []
+    for block in encoder.modules():
+        if isinstance(block, AttentionBlock):
+            block.register_forward_hook(lambda _m, args, _o: sizes.append(len(args[0]) * len(args[1])))
+    batch = torch.randn(50, 3, 8, 8, generator=seeded(1))
+    encoder(batch)
+    assert max(sizes) == 4 * 50
+    assert len(list(encoder.induced.parameters())) > 0
+    assert float((encoder(batch) - encoder(batch * 2)).abs().max()) > 1e-3
+
+
+def test_the_default_has_no_induced_points_and_the_same_first_weights() -> None:
+    plain, induced = SetTransformer(3), SetTransformer(3, induced=2)
+    assert not any("induced" in name for name in plain.state_dict())
+    own = induced.state_dict()
+    assert all(torch.equal(t, own[name]) for name, t in plain.state_dict().items())
+    with pytest.raises(ConfigError, match="induced=-1"):
+        SetTransformer(3, induced=-1)
