@@ -22,7 +22,7 @@ def few_positions(model: nn.Module) -> Iterator[None]:
     """Plain 2-D convolutions borrow another forward inside the block; the same but for rounding."""
     borrowed = [m for m in model.modules() if type(m) is nn.Conv2d and _takes(m)]
     for module in borrowed:
-        module.forward = _forward_of(module)  # type: ignore[method-assign]
+        module.forward = _forward_of(module)  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -44,7 +44,9 @@ def _forward_of(module: nn.Conv2d) -> Callable[[Tensor], Tensor]:
         sides = _sides(module, x) if x.dim() == 4 else [_MOST + 1]
         if len(x) * sides[0] * sides[-1] > _MOST or min(sides) < 1:
             return plain(x)
-        patches = F.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride)
+        padding = module.padding
+        assert not isinstance(padding, str)
+        patches = F.unfold(x, module.kernel_size, module.dilation, padding, module.stride)
         rows = patches.transpose(1, 2).contiguous()  # (B, positions, C * kernel)
         y = F.linear(rows, module.weight.flatten(1), module.bias)
         return y.transpose(1, 2).unflatten(2, sides)
@@ -54,6 +56,7 @@ def _forward_of(module: nn.Conv2d) -> Callable[[Tensor], Tensor]:
 
 def _sides(module: nn.Conv2d, x: Tensor) -> list[int]:
     """Height and width of the output."""
+    assert not isinstance(module.padding, str)
     places = zip(x.shape[2:], module.padding, module.dilation, module.kernel_size, module.stride,
                  strict=True)  # fmt: skip
-    return [(n + 2 * int(p) - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in places]
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in places]

@@ -28,6 +28,8 @@ from stamppruner.gradients import add_gradients_, use_gradients_, wide
 from stamppruner.guards import Skips, finite, first_not_finite, within
 from stamppruner.shared_batch import shared_batch
 from stamppruner.tasks import TaskSampler
+from stamppruner.tasks.labelled import IntArray, fetch_images
+from stamppruner.taught import Taught
 
 _WHOLE_EVERY = 4
 """Every so many steps train the full network."""
@@ -87,6 +89,9 @@ class SlimmableTraining:
         self._loader_timeout = loader_timeout
         self.random = np.random.default_rng([config.seed, 1])
         self.teacher = copy.deepcopy(net.model)
+        self._taught: Taught | None = None
+        again = self.total * config.weight_batch >= source.num_images  # images come, on the mean
+        self._to_ask = again and source.transform is None
         self.optimizer = torch.optim.SGD(
             net.weights(), config.weight_lr, momentum=0.9, nesterov=True, weight_decay=5e-4
         )
@@ -111,6 +116,9 @@ class SlimmableTraining:
         config, net = self.config, self.net
         weights = net.weights()
         parts = self._parts()
+        if self._to_ask:
+            streams(0, 4)
+            self._taught, self._to_ask = self._asked(), False
         with ranks.all_ready("minibatch"):
             batches = []
             for number, _, rows in parts:
@@ -122,11 +130,12 @@ class SlimmableTraining:
         bad: list[str] = []
         self.optimizer.zero_grad()
         net.model.train()
-        for (number, mask, _), (images, labels) in zip(parts, batches, strict=True):
+        for (number, mask, _), (images, labels, taught) in zip(parts, batches, strict=True):
             streams(self.done, 2, number)
             with frozen_statistics(net.model):
                 with shared_batch(net.model) if one else nullcontext():
-                    loss = self._loss(images, labels, mask) * (len(labels) / config.weight_batch)
+                    loss = self._loss(images, labels, taught, mask)
+                    loss = loss * (len(labels) / config.weight_batch)
                     loss.backward()  # type: ignore[no-untyped-call]
                 if not torch.isfinite(loss.detach()):
                     bad.append(first_not_finite(net, images, mask))
@@ -164,21 +173,42 @@ class SlimmableTraining:
         ends = [round(size * part / number) for part in range(number + 1)]
         return [(k, masks[k], slice(ends[k], ends[k + 1])) for k in ranks.mine(number)]
 
-    def _loss(self, images: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
-        with torch.no_grad(), running_statistics(self.teacher):
-            taught = objective.forward(self.teacher, images, self.config).float()
+    def _loss(
+        self, images: Tensor, labels: Tensor, taught: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        taught = self._answer(images) if taught is None else taught
         with self.net.masked(mask, by_weight=True) as model:
             logits = objective.forward(model, images, self.config).float()
         return 0.5 * F.cross_entropy(logits, labels) + 0.5 * distillation(logits, taught)
 
-    def _read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Rows of the next minibatch, on the network's device."""
+    def _answer(self, images: Tensor) -> Tensor:
+        """The teacher's logits."""
+        with torch.no_grad(), running_statistics(self.teacher):
+            return objective.forward(self.teacher, images.to(self.net.device), self.config).float()
+
+    def _asked(self) -> Taught:
+        """The teacher's logits of all images of the reference."""
+        source = self.source
+        positions = np.sort(np.concatenate(list(source.by_class.values())))
+
+        def read(part: IntArray) -> Tensor:
+            return within(
+                self._loader_timeout,
+                lambda: fetch_images(source.dataset, part, "TaskSampler"),
+                "images of the reference",
+            )
+
+        return Taught(self._answer, read, positions, self.config.weight_batch)
+
+    def _read(self, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Rows of the next minibatch, and the teacher's logits if known, on the net's device."""
         images, labels = within(
             self._loader_timeout,
             lambda: self.source.minibatch(self.done, self.config.weight_batch, rows),
             "a minibatch of the reference",
         )
-        return images.to(self.net.device), labels.to(self.net.device)
+        device, taught = self.net.device, None if self._taught is None else self._taught(images)
+        return images.to(device), labels.to(device), None if taught is None else taught.to(device)
 
     def _mask(self) -> Tensor:
         """The mask of a random task under a random budget."""

@@ -37,7 +37,7 @@ class SetTransformer(GridSetEncoder):
         seed: of the initial weights.
 
     Raises:
-        ConfigError: a value is below 1 (``induced`` below 0), or ``dim`` is not a multiple of ``heads``.
+        ConfigError: a value is below 1 (``induced``: 0), or ``dim`` is not a multiple of ``heads``.
     """
 
     def __init__(

@@ -49,7 +49,9 @@ def test_induced_points_take_time_linear_in_the_images() -> None:
     sizes: list[int] = []
     for block in encoder.modules():
         if isinstance(block, AttentionBlock):
-            block.register_forward_hook(lambda _m, args, _o: sizes.append(len(args[0]) * len(args[1])))
+            block.register_forward_hook(
+                lambda _m, args, _o: sizes.append(len(args[0]) * len(args[1]))
+            )
     batch = torch.randn(50, 3, 8, 8, generator=seeded(1))
     encoder(batch)
     assert max(sizes) == 4 * 50
