@@ -10,8 +10,9 @@
 
 Random weights and images, one thread. Kinds of steps take turns, and the least of their times
 counts; on the CPU these are seconds of the process, which other programs hardly change, except in
-``ranks``, which needs a quiet machine. The plain step has the same optimizer. Every run is written
-to ``benchmarks/results/meta-fit.json`` when it is done. ``--quick`` is for trying it out.
+``ranks``, which needs a quiet machine. The plain step has the same optimizer. Every section is
+written to ``benchmarks/results/meta-fit.json`` when it is done; ``python benchmarks/tables.py``
+makes the page and the picture from it. ``--quick`` is for trying it out.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from torch.utils.data import TensorDataset
 from stamppruner import STAMPConfig, STAMPPruner, TaskSampler, objective
 from stamppruner.batchnorm import frozen_statistics
 from stamppruner.budget import Budget, Chooser
+from stamppruner.encoders import SetEncoder, SetTransformer
 from stamppruner.io import atomic_write
 from stamppruner.models import VGG, resnet18, vgg19
 
 RESULTS = Path(__file__).parent / "results" / "meta-fit.json"
 NETS: dict[str, Callable[..., nn.Module]] = {"vgg19": vgg19, "resnet18": resnet18}
-CLASSES, SET = 100, 640
+CLASSES = 100
 Record = dict[str, Any]
 
 
@@ -76,9 +78,11 @@ def images(number: int, size: int = 32) -> tuple[Tensor, Tensor]:
     return x, torch.arange(number) % CLASSES
 
 
-def pruner_of(model: nn.Module, config: STAMPConfig, size: int = 32) -> STAMPPruner:
-    like = next(model.parameters())
-    return STAMPPruner(model, torch.zeros(1, 3, size, size, device=like.device), config=config)
+def pruner_of(
+    model: nn.Module, config: STAMPConfig, size: int = 32, encoder: SetEncoder | None = None
+) -> STAMPPruner:
+    example = torch.zeros(1, 3, size, size, device=next(model.parameters()).device)
+    return STAMPPruner(model, example, config=config, encoder=encoder)
 
 
 def plain_step(model: nn.Module, x: Tensor, y: Tensor, config: STAMPConfig) -> Callable[[], None]:
@@ -122,17 +126,18 @@ def gated_steps(
 
 def steps(bench: Bench) -> Iterator[Record]:
     """Seconds of a plain step, and of gated ones as multiples of it."""
-    cases = [(n, w, b, a) for n in NETS for w in (0.25, 1.0) for b in (128, 32) for a in (0, 1)]
-    for name, width, batch, amp in cases[:4] if bench.quick else cases:
+    sizes = [(128, 640), (32, 160), (32, 640)]  # the paper's, the defaults, both
+    cases = [(n, w, *s, a) for w in (1.0, 0.25) for n in NETS for a in (0, 1) for s in sizes]
+    for name, width, batch, number, amp in cases[-3:] if bench.quick else cases:
         config = STAMPConfig(amp=bool(amp))
         model = NETS[name](CLASSES, width=width).to(bench.device)
-        whole, labels = (part.to(bench.device) for part in images(SET))
+        whole, labels = (part.to(bench.device) for part in images(number))
         x, y = whole[:batch], labels[:batch]
         pruner = pruner_of(model, config)
         kinds = {"plain": plain_step(copy.deepcopy(model), x, y, config)}
         found = bench.in_turns(kinds | gated_steps(pruner, whole, x, y, config))
         yield {
-            "net": name, "width": width, "batch": batch, "amp": bool(amp), "set": SET,
+            "net": name, "width": width, "batch": batch, "amp": bool(amp), "set": number,
             "plain_seconds": found["plain"],
             "relaxed": found["relaxed"] / found["plain"],
             "budgeted": found["budgeted"] / found["plain"],
@@ -154,24 +159,30 @@ def fit_config(bench: Bench, **changes: Any) -> STAMPConfig:
     return STAMPConfig(**(few | changes))
 
 
-def fit_seconds(bench: Bench, pruner: STAMPPruner, size: int = 32) -> tuple[float, int]:
+def fit_seconds(
+    bench: Bench, pruner: STAMPPruner, source: TaskSampler | None = None
+) -> tuple[float, int]:
     """Seconds of the iterations after the first, and the images that they train on."""
     config, marks = pruner.config, []
     pruner.meta_fit(
-        reference(config.shots, size), progress=False, callback=lambda *_: marks.append(bench.now())
-    )
+        source or reference(config.shots), progress=False,
+        callback=lambda *_: marks.append(bench.now()),
+    )  # fmt: skip
     number = config.tasks_per_iteration * config.ways * config.shots
     number += config.weight_steps * config.weight_batch
     return marks[-1] - marks[0], number * (len(marks) - 1)
 
 
 def throughput(bench: Bench) -> Iterator[Record]:
-    """Images a second, as a share of those of plain training in minibatches of the same size."""
-    for name, width in [("vgg19", 0.25), ("resnet18", 0.25), ("vgg19", 1.0), ("resnet18", 1.0)]:
+    """Images a second, as a share of those of plain training in minibatches of the same size.
+
+    Of the iterations after the first; so what is done once a run does not count.
+    """
+    for width, name in [(w, n) for w in (0.25, 1.0) for n in NETS]:
         if bench.quick and width == 1:
             continue
-        for weight_steps in (0, 10):
-            config = fit_config(bench, weight_steps=weight_steps)
+        for weight_steps in (0, 20):
+            config = fit_config(bench, weight_steps=weight_steps, iterations=3)
             model = NETS[name](CLASSES, width=width).to(bench.device)
             x, y = (part.to(bench.device) for part in images(config.minibatch_size))
             plain = bench.in_turns({"plain": plain_step(copy.deepcopy(model), x, y, config)})
@@ -185,8 +196,10 @@ def throughput(bench: Bench) -> Iterator[Record]:
             }  # fmt: skip
 
 
-def peak(kind: str, bench: Bench, name: str, width: float, config: STAMPConfig) -> float:
-    """Peak bytes that training takes beyond what the process had before, in this process."""
+def peak(
+    kind: str, bench: Bench, name: str, width: float, config: STAMPConfig
+) -> tuple[float, float]:
+    """Peak bytes that training takes beyond what this process had before, and with that."""
     model = NETS[name](CLASSES, width=width).to(bench.device)
     pruner, source = pruner_of(copy.deepcopy(model), config), reference(config.shots)
     x, y = (part.to(bench.device) for part in images(config.minibatch_size))
@@ -197,7 +210,8 @@ def peak(kind: str, bench: Bench, name: str, width: float, config: STAMPConfig) 
             step()
     else:
         pruner.meta_fit(source, progress=False)
-    return _memory(bench) - before
+    whole = _memory(bench)
+    return whole - before, whole
 
 
 def _memory(bench: Bench, *, reset: bool = False) -> float:
@@ -212,57 +226,84 @@ def _memory(bench: Bench, *, reset: bool = False) -> float:
     return 1024.0 * int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
 
 
-def measured_peak(bench: Bench, kind: str, name: str, width: float, **changes: Any) -> float:
-    """The same in a process of its own."""
-    asked = json.dumps([kind, bench.device.type, bench.quick, name, width, changes])
+def in_process(function: str, bench: Bench, *arguments: Any) -> Any:
+    """What a function of this file finds in a process of its own."""
+    asked = json.dumps([function, bench.device.type, bench.quick, *arguments])
     run = subprocess.run(
-        [sys.executable, __file__, "peak", asked], capture_output=True, text=True, check=True
+        [sys.executable, __file__, "one", asked], stdout=subprocess.PIPE, text=True, check=True
     )
-    return float(run.stdout)
+    return json.loads(run.stdout)
+
+
+def one(function: str, device: str, quick: bool, *arguments: Any) -> Any:
+    bench = Bench(device, quick)
+    if function == "grown":
+        return grown(bench, *arguments)
+    kind, name, width, changes = arguments
+    return peak(kind, bench, name, width, fit_config(bench, **changes))
 
 
 def memory(bench: Bench) -> Iterator[Record]:
-    """Peak memory of meta-fitting as a multiple of plain training's."""
+    """Peak memory of meta-fitting as a multiple of plain training's.
+
+    ``ratio`` is of what training takes, ``whole_ratio`` of all that the process has: on the CPU
+    with Python, torch and the images.
+    """
     widths = (0.25,) if bench.quick else (0.25, 1.0)
     for name, width in [(n, w) for n in NETS for w in widths]:
         for weight_steps in (0, 2):
-            plain, own = (
-                measured_peak(bench, kind, name, width, weight_steps=weight_steps)
+            (plain, plain_whole), (own, whole) = (
+                in_process("peak", bench, kind, name, width, {"weight_steps": weight_steps})
                 for kind in ("plain", "meta_fit")
             )
             yield {
                 "net": name, "width": width, "weight_steps": weight_steps,
                 "plain_bytes": plain, "bytes": own, "ratio": own / plain,
+                "whole_ratio": whole / plain_whole,
             }  # fmt: skip
 
 
 def growth(bench: Bench) -> Iterator[Record]:
-    """Seconds of an iteration, and the slope of its logarithm from the first value on."""
-    small = {"tasks_per_iteration": 1, "shots": 16, "minibatch_size": 32}
-    wide = {"shots": [16, 32, 64, 128]}  # images of the set: 10 times as many
+    """Seconds of an iteration and peak memory; slopes of their logarithms from the value before.
 
-    def net(width: float = 0.25, depth: int = 2, size: int = 32) -> nn.Module:
-        stages = [[round(width * channels)] * depth for channels in (64, 128, 256)]
-        return VGG(stages, CLASSES).to(bench.device)
-
+    Images of the set come in five minibatches, whatever their number, as in the paper.
+    """
+    sets = (160, 320, 640, 1280, 2560)
     cases: dict[str, list[tuple[float, Record, Record]]] = {
         "tasks": [(n, {}, {"tasks_per_iteration": n}) for n in (1, 2, 4, 8)],
-        "images": [(10 * n, {}, {"shots": n}) for n in wide["shots"]],
+        "images": [(n, {}, _of_set(n)) for n in sets],
+        "images, induced points": [(n, {"induced": 64}, _of_set(n)) for n in sets],
         "width": [(w, {"width": w}, {}) for w in (0.25, 0.5, 1.0)],
         "depth": [(d, {"depth": d}, {}) for d in (1, 2, 4)],
         "size": [(s, {"size": s}, {}) for s in (16, 32, 64)],
     }
     for what, points in cases.items():
-        first: tuple[float, float] | None = None
+        last: Record | None = None
         for value, made, changes in points[:2] if bench.quick else points:
-            pruner = pruner_of(net(**made), fit_config(bench, **(small | changes)),
-                               made.get("size", 32))  # fmt: skip
-            seconds, _ = fit_seconds(bench, pruner, made.get("size", 32))
-            slope = None
-            if first is not None:
-                slope = _slope(first, (value, seconds))
-            first = first or (value, seconds)
-            yield {"over": what, "value": value, "seconds": seconds, "slope": slope}
+            seconds, bytes_ = in_process("grown", bench, made, changes)
+            row = {"over": what, "value": value, "seconds": seconds, "bytes": bytes_}
+            for name in ("seconds", "bytes"):
+                before = None if last is None else (last["value"], last[name])
+                row[f"slope_of_{name}"] = before and _slope(before, (value, row[name]))
+            last = row
+            yield row
+
+
+def _of_set(images_: int) -> Record:
+    return {"shots": images_ // 10, "minibatch_size": images_ // 5}
+
+
+def grown(bench: Bench, made: Record, changes: Record) -> tuple[float, float]:
+    """Seconds of an iteration and peak bytes of a meta-fit of a small VGG."""
+    size, width, depth = made.get("size", 32), made.get("width", 0.25), made.get("depth", 2)
+    stages = [[round(width * channels)] * depth for channels in (64, 128, 256)]
+    net = VGG(stages, CLASSES).to(bench.device)
+    small = {"tasks_per_iteration": 1, "shots": 16, "minibatch_size": 32}
+    encoder = SetTransformer(3, induced=made.get("induced", 0))
+    pruner = pruner_of(net, fit_config(bench, **(small | changes)), size, encoder)
+    source = reference(pruner.config.shots, size)
+    before = _memory(bench, reset=True)
+    return fit_seconds(bench, pruner, source)[0], _memory(bench) - before
 
 
 def _slope(one: tuple[float, float], two: tuple[float, float]) -> float:
@@ -347,15 +388,13 @@ def _cpu() -> str:
 def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("section", choices=[*SECTIONS, "all", "peak"])
+    parser.add_argument("section", choices=[*SECTIONS, "all", "one"])
     parser.add_argument("asked", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    if arguments.section == "peak":
-        kind, device, quick, name, width, changes = json.loads(arguments.asked)
-        bench = Bench(device, quick)
-        print(peak(kind, bench, name, width, fit_config(bench, **changes)))
+    if arguments.section == "one":
+        print(json.dumps(one(*json.loads(arguments.asked))))
         return
     bench = Bench(arguments.device, arguments.quick)
     for name in SECTIONS if arguments.section == "all" else [arguments.section]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import meta_fit_page
 from budgets import tables as budget_tables
 from digits import table
 from networks import FAMILIES, NETWORKS
@@ -231,3 +232,8 @@ if __name__ == "__main__":
     atomic_write(ROOT / "docs/coverage.md", coverage_page(record).encode())
     atomic_write(ROOT / "docs/small-data.md", small_data_page().encode())
     draw(ROOT / "docs/pictures")
+    record = json.loads((ROOT / "benchmarks/results/meta-fit.json").read_text())
+    atomic_write(ROOT / "docs/meta-fitting-cost.md", meta_fit_page.page(record).encode())
+    if "growth (cpu)" in record:
+        picture = ROOT / "docs/pictures/meta-fit-growth.svg"
+        meta_fit_page.draw(record["growth (cpu)"]["rows"], picture)

@@ -57,26 +57,28 @@ class _WholeBatchNorm(torch.autograd.Function):
     ) -> Tensor:
         """Returns what the norm makes of this rank's part ``(B, C, ...)``."""
         with torch.autocast(x.device.type, enabled=False):
-            mean, variance = (part.double() for part in _statistics(x.float()))
+            kind = _kind(x)
+            mean, variance = (part.double() for part in _statistics(x.to(kind)))
             number = torch.full_like(mean, x.numel() // x.shape[1])
             totals = number * torch.stack([torch.ones_like(mean), mean, variance + mean.square()])
             ranks.sum_([totals])  # in float64, where the difference of squares does no harm
             count, mean = totals[0], totals[1] / totals[0]
             variance = (totals[2] / count - mean.square()).clamp_min(0)
-            mean, variance = mean.float(), variance.float()
+            mean, variance = mean.to(kind), variance.to(kind)
             ctx.save_for_backward(x, weight, mean, variance, count)
             ctx.eps = eps
-            return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+            scale, shift = (None if p is None else p.to(kind) for p in (weight, bias))
+            return F.batch_norm(x, mean, variance, scale, shift, False, 0.0, eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         """Gradients of this rank's part; those of weight and bias are to be summed over ranks."""
         x, weight, mean, variance, count = ctx.saved_tensors
-        scale = torch.ones_like(mean) if weight is None else weight.float()
-        wide = x.float()
+        scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+        wide = x.to(mean.dtype)
         inner, by_scale, by_mean = torch.ops.aten.native_batch_norm_backward(
-            grad.float(), wide, scale, mean, variance, None, None, False, ctx.eps, [True] * 3
+            grad.to(mean.dtype), wide, scale, mean, variance, None, None, False, ctx.eps, [True] * 3
         )  # as if statistics were constants
         whole = torch.stack([by_scale, by_mean]).double()
         ranks.sum_([whole])
@@ -84,10 +86,16 @@ class _WholeBatchNorm(torch.autograd.Function):
         slope = scale * deviation.square() * whole[0] / count
         shift = scale * deviation * whole[1] / count - slope * mean
         shape = [1, -1] + [1] * (x.dim() - 2)
-        inner.addcmul_(wide, -slope.float().view(shape)).sub_(shift.float().view(shape))
+        slope, shift = (part.to(mean.dtype).view(shape) for part in (slope, shift))
+        inner.addcmul_(wide, slope, value=-1).sub_(shift)
         if weight is None:
             return inner.to(x.dtype), None, None, None
         return inner.to(x.dtype), by_scale.to(weight.dtype), by_mean.to(weight.dtype), None
+
+
+def _kind(x: Tensor) -> torch.dtype:
+    """What statistics of these images are kept in."""
+    return x.dtype if x.dtype == torch.float64 else torch.float32
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
