@@ -241,4 +241,5 @@ def test_expected_costs_above_the_budget_push_gates_down(traced):
     _, graph = traced
     gates = torch.full((graph.num_channels,), 0.9, requires_grad=True)
     Chooser(*traced).overspend(gates, Budget(macs=0.5, params=0.5)).backward()
-    assert bool((gates.grad >= 0).all()) and float(gates.grad.sum()) > 0
+    assert bool((gates.grad >= 0).all())
+    assert float(gates.grad.sum()) > 0
