@@ -180,6 +180,7 @@ def speed() -> Iterator[Record]:
             slims[f"stamppruner, round_to={round_to}"] = cut(model, plan)
         for round_to in (None, 8):
             slims[f"torch-pruning, round_to={round_to}"] = global_ranking(model, example, round_to)
+        slims["half of every width"] = cut(model, halves(graph))
         full = macs(model, example)
         for dtype in (torch.float32, torch.bfloat16):
             for mode in ("inference", "training"):
@@ -190,6 +191,14 @@ def speed() -> Iterator[Record]:
                     yield {"net": name, "dtype": str(dtype), "mode": mode, "tool": tool,
                            "macs_ratio": fewer, "speed_up": whole / ms,
                            "share_of_macs_ratio": whole / ms / fewer}  # fmt: skip
+
+
+def halves(graph: ChannelGraph) -> ChannelPlan:
+    """The first half of every group: all widths stay powers of two, as the full network's are."""
+    keep = np.zeros(graph.num_channels, dtype=bool)
+    for group in graph.groups:
+        keep[group.start : group.start + group.size // 2] = True
+    return ChannelPlan(graph, keep)
 
 
 def global_ranking(model: nn.Module, example: Tensor, round_to: int | None) -> nn.Module:

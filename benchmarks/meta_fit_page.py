@@ -40,7 +40,7 @@ def page(record: dict[str, Any]) -> str:
             if name.partition(" (")[0] == section and not record[name]["quick"]:
                 device = "" if len(_of_section(record, section)) == 1 else f", {_device(name)}"
                 parts.append(make(record[name]["rows"], device))
-    return "\n".join(parts)
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
 def _of_section(record: dict[str, Any], section: str) -> list[str]:
@@ -208,7 +208,7 @@ def _lines(axes: Any, rows: list[Row], over: str, name: str, unit: float) -> Non
     axes.set_yscale("log", base=2)
     values = [r["value"] for r in rows if r["over"] == over]
     axes.set_xticks(values, [f"{v:g}" for v in values])
-    axes.yaxis.set_major_formatter(lambda v, _: f"{v:.3g}")
+    axes.yaxis.set_major_formatter(lambda v, _: f"{v:.4g}")
     axes.grid(alpha=0.25)
     if over == "images":
         axes.legend(fontsize=7, frameon=False)

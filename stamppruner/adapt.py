@@ -44,9 +44,13 @@ def adapt_(
     ):
         chosen = torch.randint(count, (size,), generator=generator)
         x, y = target.images[chosen].to(net.device), target.labels[chosen].to(net.device)
-        with net.masked(mask(images)) as model, frozen_statistics(model):
+        evidence = net.evidence(images)
+        with net.masked(mask.of(evidence)) as model, frozen_statistics(model):
             logits = objective.forward(model, x, config, net.task)
         optimizer.zero_grad()
-        objective.loss(logits, y, net, config.kl_scale / target.num_images).backward()
+        loss = objective.loss(logits, y, net, config.kl_scale / target.num_images)
+        if config.budget_penalty:
+            loss = loss + config.budget_penalty * mask.overspend(evidence)
+        loss.backward()
         optimizer.step()
     net.model.train(training)

@@ -268,6 +268,27 @@ class Chooser:
         kept = [int(plan.keep[group.channels].sum()) for group in self.graph.groups]
         return torch.tensor(kept, dtype=torch.float64)
 
+    def expected_widths(self, keep_probability: torch.Tensor) -> torch.Tensor:
+        """Channels a group that are kept on average, ``(G,)`` float64 with its gradient.
+
+        Args:
+            keep_probability: ``E[m]`` of every channel, ``(num_channels,)``.
+        """
+        kept = keep_probability.to("cpu", torch.float64)
+        groups = torch.from_numpy(self.graph.group_of)
+        return kept.new_zeros(len(self.graph.groups)).index_add(0, groups, kept)
+
+    def overspend(self, keep_probability: torch.Tensor, budget: Budget) -> torch.Tensor:
+        """By what share expected costs exceed the budget, summed over its bounds.
+
+        A scalar, 0 where ``cost(E[widths])`` fits; with the gradient to ``E[m]``
+        ``(num_channels,)``.
+        """
+        widths, costs = self.expected_widths(keep_probability), self.costs_of(budget)
+        limits = budget.limits(costs)
+        shares = [cost(widths) / limit for cost, limit in zip(costs, limits, strict=True)]
+        return (torch.stack(shares) - 1).clamp_min(0).sum()
+
     def _ladders(self, multiple: int | None = None) -> Iterator[Ladder]:
         """Allowed widths, ever finer."""
         for step in halvings(multiple or self.round_to or 1):

@@ -10,13 +10,18 @@ from stamppruner.channels import ChannelPlan
 from stamppruner.comparison import Equivalence, compare
 from stamppruner.errors import DataError, EquivalenceError
 from stamppruner.inputs import Inputs
-from stamppruner.surgery import cut
+from stamppruner.surgery import check_fits, cut
 
 __all__ = ["Equivalence", "check_equivalence", "compare", "shrink"]
 
 
 def check_equivalence(
-    model: nn.Module, plan: ChannelPlan, example_inputs: Any = None, *, seed: int = 0
+    model: nn.Module,
+    plan: ChannelPlan,
+    example_inputs: Any = None,
+    *,
+    slim: nn.Module | None = None,
+    seed: int = 0,
 ) -> Equivalence:
     """Compare the hard-masked dense model with the model that is cut by the plan.
 
@@ -25,6 +30,8 @@ def check_equivalence(
         plan: what to keep.
         example_inputs: give the shapes of the noise, as for :func:`~stamppruner.trace_channels`;
             by default those of the plan's graph.
+        slim: a model that was cut by the plan before, such as one loaded from a file; it is not
+            changed. By default the model is cut here.
         seed: of the noise.
 
     Raises:
@@ -41,7 +48,9 @@ def check_equivalence(
         True
     """
     inputs, passes = _inputs(model, plan, example_inputs), _passes(plan)
-    return compare(model, cut(model, plan), plan, inputs, passes=passes, seed=seed)
+    check_fits(model, plan)
+    slim = cut(model, plan) if slim is None else slim
+    return compare(model, slim, plan, inputs, passes=passes, seed=seed)
 
 
 def shrink(

@@ -40,6 +40,8 @@ class STAMPConfig:
         budget_share: last share of the iterations, which trains under hard masks of random
             budgets with a straight-through gradient; 0 leaves the paper's relaxed masks alone.
         budget_range: least and greatest share of MACs of those budgets.
+        budget_penalty: weight, in nats, of the share by which expected costs ``cost(E[widths])``
+            exceed the budget, in all steps of gates that have one.
         target_evidence: weight, in [0, 1], of Taylor scores on the labelled target against the
             meta-learned pi; 0 leaves all to the set encoder, as in the paper.
         prune_epochs: K, epochs of gate learning on the target before the cut (line 8).
@@ -88,6 +90,7 @@ class STAMPConfig:
     warm_start: bool = True
     budget_share: float = 0.7
     budget_range: tuple[float, float] = (0.1, 0.6)
+    budget_penalty: float = 0.0
     target_evidence: float = 0.5
     prune_epochs: float = 0.0
     threshold: float = 0.5
@@ -111,7 +114,8 @@ class STAMPConfig:
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
             self._require(name, whole and value >= low, f"a whole number of at least {low}")
-        for name in ("weights_lr", "pi_lr", "theta_lr", "weight_lr", "kl_scale", "prune_epochs"):
+        rates = ("weights_lr", "pi_lr", "theta_lr", "weight_lr", "kl_scale")
+        for name in (*rates, "budget_penalty", "prune_epochs"):
             value = getattr(self, name)
             self._require(name, 0 <= value < math.inf, "a finite number of at least 0")
         for name in ("temperature", "alpha"):

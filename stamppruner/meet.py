@@ -28,7 +28,10 @@ from stamppruner.surgery import cut
 logger = logging.getLogger(__name__)
 
 _TRIALS = 10
-"""Candidates that are tried at most."""
+"""Candidates that are measured at most."""
+
+_STEPS = 60
+"""Moves of the limits at most; most of them lead to candidates that are known."""
 
 _AIM = 0.985
 """Share of a bound that the next candidate aims at: measurements scatter."""
@@ -118,6 +121,7 @@ class _Bracket:
         self.cost, self.bound = cost, bound
         self._span = full - least
         self._fits, self._fails = (least, bound * least / full), (full, max(cost.full, bound))
+        self._longest = self._fits
         self.limit = min(full, _AIM * bound)
 
     @property
@@ -130,9 +134,18 @@ class _Bracket:
         if measured <= self.bound:
             stuck = self.limit <= self._fits[0]
             self._fits = max(self.limit, self._fits[0]), measured
+            self._longest = max(self._longest, (predicted, measured))
         else:
             stuck = predicted >= self._fails[0]
             self._fails = min(predicted, self._fails[0]), measured
+        self._move(stuck=stuck)
+
+    def widen(self) -> None:
+        """Look again between the candidates on both sides of the bound, as there are finer ones."""
+        self._fits = self._longest
+        self._move()
+
+    def _move(self, *, stuck: bool = False) -> None:
         (low, short), (high, long) = self._fits, self._fails
         at = (_AIM * self.bound - short) / (long - short) if long > short else 0.5
         at = 0.5 if stuck else min(max(at, _INSIDE), 1 - _INSIDE)
@@ -158,6 +171,9 @@ class _Search:
             for cost, limit in limits.items()
         ]
         self.known: dict[bytes, Met] = {}
+        self.confirmed: set[bytes] = set()
+        finest = chooser.round_to or 1
+        self.multiples = [m for m in (finest, *MULTIPLES) if m % finest == 0]
         self.multiple = chooser.round_to
 
     def fastest(self, clock: Latency) -> ChannelPlan:
@@ -170,9 +186,8 @@ class _Search:
         Args:
             clock: a cost in milliseconds, by which they are measured.
         """
-        finest = self.chooser.round_to or 1
         plans: dict[bytes, tuple[int, ChannelPlan]] = {}
-        for multiple in [m for m in (finest, *MULTIPLES) if m >= finest]:
+        for multiple in self.multiples:
             self.multiple = multiple
             plan = self._candidate()
             plans.setdefault(plan.keep.tobytes(), (multiple, plan))
@@ -191,24 +206,42 @@ class _Search:
         return plan
 
     def run(self) -> Met:
-        """The candidate whose measured times use the budget best."""
-        best, most = None, 0.0
-        for _ in range(_TRIALS):
+        """The candidate with the best scores, of those whose measured times fit.
+
+        Where steps of the fast multiple leave part of the budget unused, finer ones are tried.
+        """
+        best, most = None, -np.inf
+        for _ in range(_STEPS):
+            if len(self.known) == _TRIALS:
+                break
             met = self._measured(self._candidate())
-            used = max(self._used(bracket, met) for bracket in self.brackets)
+            used = self._most_used(met)
+            if _NEAR <= used <= 1:  # by chance, perhaps
+                met = self._confirmed(met)
+                used = self._most_used(met)
             logger.info("a plan that %s takes %.3f of the budget", met.plan, used)
-            if most < used <= 1:
-                best, most = met, used
+            kept = float(self.scores[met.plan.keep].sum())
+            if used <= 1 and kept > most:
+                best, most = met, kept
             if _NEAR <= used <= 1:
                 break
             for bracket in self.brackets:
                 predicted = met.times[bracket.cost.name].predicted
                 bracket.learn(predicted, self._used(bracket, met) * bracket.bound)
-            if all(bracket.is_narrow for bracket in self.brackets):
+            if all(bracket.is_narrow for bracket in self.brackets) and not self._finer():
                 break
         if best is None:
             raise BudgetError(self._missed())
         return best
+
+    def _finer(self) -> bool:
+        """Go on with the next finer multiple, if there is one."""
+        finer = [m for m in self.multiples if m < (self.multiple or 1)]
+        if finer:
+            self.multiple = max(finer)
+            for bracket in self.brackets:
+                bracket.widen()
+        return bool(finer)
 
     def _candidate(self) -> ChannelPlan:
         """What the predictions allow; if that is nothing, the floors."""
@@ -227,13 +260,33 @@ class _Search:
     def _measured(self, plan: ChannelPlan) -> Met:
         key = plan.keep.tobytes()
         if key not in self.known:
-            slim, widths = cut(self.dense, plan), self.chooser.widths(plan)
-            times = {}
-            for bracket in self.brackets:
-                before, after = bracket.cost.measure([self.dense, slim])
-                times[bracket.cost.name] = Times(before, after, float(bracket.cost(widths)))
-            self.known[key] = Met(plan, times)
+            self.known[key] = Met(plan, self._times(plan))
         return self.known[key]
+
+    def _times(self, plan: ChannelPlan) -> dict[str, Times]:
+        """Measure a plan's network beside the full one."""
+        slim, widths = cut(self.dense, plan), self.chooser.widths(plan)
+        times = {}
+        for bracket in self.brackets:
+            before, after = bracket.cost.measure([self.dense, slim])
+            times[bracket.cost.name] = Times(before, after, float(bracket.cost(widths)))
+        return times
+
+    def _confirmed(self, met: Met) -> Met:
+        """The same with times that are means of two measurements, as the luckier is taken else."""
+        key = met.plan.keep.tobytes()
+        if key not in self.confirmed:
+            self.confirmed.add(key)
+            again = self._times(met.plan)
+            times = {
+                name: Times((a.before + b.before) / 2, (a.after + b.after) / 2, a.predicted)
+                for (name, a), b in zip(met.times.items(), again.values(), strict=True)
+            }
+            self.known[key] = Met(met.plan, times)
+        return self.known[key]
+
+    def _most_used(self, met: Met) -> float:
+        return max(self._used(bracket, met) for bracket in self.brackets)
 
     def _used(self, bracket: _Bracket, met: Met) -> float:
         """Share of the bound that was measured; shares are of the full network beside it."""

@@ -36,6 +36,10 @@ class Relaxed:
             evidence, temperature=self.temperature, generator=self.generator
         )
 
+    def overspend(self, evidence: Tensor) -> float:
+        """No budget is exceeded."""
+        return 0.0
+
     @torch.no_grad()
     def skip(self, number: int) -> None:
         """Move the generator on by as many masks as another rank draws."""
@@ -67,6 +71,10 @@ class Budgeted:
         plan = self.chooser.choose(expected.detach().cpu().numpy(), self.budget)
         hard = torch.from_numpy(plan.keep.astype(np.float32)).to(expected)
         return hard + expected - expected.detach()
+
+    def overspend(self, evidence: Tensor) -> Tensor:
+        """By what share the expected costs exceed the budget: the penalty of a gate's step."""
+        return self.chooser.overspend(self.net.posterior.keep_probability(evidence), self.budget)
 
     def skip(self, number: int) -> None:
         """Nothing is drawn."""

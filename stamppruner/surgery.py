@@ -35,7 +35,7 @@ def cut(model: nn.Module, plan: ChannelPlan, *, share: bool = False) -> nn.Modul
     Raises:
         PlanError: the plan is of another model; nothing was changed.
     """
-    _check(model, plan)
+    check_fits(model, plan)
     modules = dict(model.named_modules())
     weights = [modules[layer.name]._parameters.get("weight") for layer, _, _ in plan.cut_layers()]
     if share:  # but those that a parametrization would write to
@@ -70,7 +70,7 @@ def unsupported(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     return found
 
 
-def _check(model: nn.Module, plan: ChannelPlan) -> None:
+def check_fits(model: nn.Module, plan: ChannelPlan) -> None:
     """Raise if the plan is of another model."""
     modules = dict(model.named_modules())
     for layer, inputs, outputs in plan.cut_layers():

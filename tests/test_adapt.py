@@ -13,7 +13,7 @@ from stamppruner.gated import GatedNet
 from stamppruner.posteriors import BetaBernoulli
 from stamppruner.target import Target, sample_target
 
-HALF = Budget(macs=0.5)
+HALF, TENTH = Budget(macs=0.5), Budget(macs=0.1)
 
 
 def made() -> tuple[GatedNet, Chooser, Target]:
@@ -80,3 +80,16 @@ def test_the_seed_decides() -> None:
     net.model.load_state_dict(states[0])
     assert same_state(net.model, states[1])
     assert not same_state(net.model, states[2])
+
+
+def test_a_penalty_brings_the_expected_cost_to_the_budget() -> None:
+    found = []
+    for penalty in (0.0, 1.0):
+        net, chooser, target = made()
+        config = STAMPConfig(
+            prune_epochs=15.0, minibatch_size=16, pi_lr=0.05, kl_scale=0.0, budget_penalty=penalty
+        )
+        adapt_(net, chooser, target, TENTH, config, progress=False)
+        with torch.no_grad():
+            found.append(float(chooser.overspend(net.keep_probability(target.images), TENTH)))
+    assert found[1] < 0.2 < found[0]

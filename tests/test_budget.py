@@ -223,3 +223,23 @@ def test_multiples_that_the_code_needs_hold(round_to):
     for share in (0.9, 0.5, 0.3):
         plan = chooser.choose(scores(chooser.graph), Budget(macs=share))
         assert int(plan.keep[chooser.graph.groups[0].channels].sum()) % 4 == 0
+
+
+def test_what_hard_masks_cost_is_what_they_are_expected_to(traced):
+    _, graph = traced
+    chooser = Chooser(*traced)
+    plan = ChannelPlan.random(graph, 0.5)
+    keep, widths = torch.from_numpy(plan.keep.copy()), chooser.widths(plan)
+    assert torch.equal(chooser.expected_widths(keep.float()), widths)
+    share = float(chooser.costs["macs"](widths)) / chooser.costs["macs"].full
+    over = chooser.overspend(keep.float(), Budget(macs=share / 2, params=1.0))
+    assert float(over) == pytest.approx(1.0)
+    assert float(chooser.overspend(keep.float(), Budget(macs=share * 1.001))) == 0
+
+
+def test_expected_costs_above_the_budget_push_gates_down(traced):
+    _, graph = traced
+    gates = torch.full((graph.num_channels,), 0.9, requires_grad=True)
+    Chooser(*traced).overspend(gates, Budget(macs=0.5, params=0.5)).backward()
+    assert bool((gates.grad >= 0).all())
+    assert float(gates.grad.sum()) > 0

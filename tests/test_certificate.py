@@ -241,3 +241,17 @@ def test_up_to_a_limit_only_what_comes_before_counts():
     assert (verdict.passed, verdict.worst_layer, verdict.agreed) == (False, "4", 5)
     assert compare(model, slim, plan, inputs, limit=5)
     assert not compare(model, slim, plan, inputs, limit=6)
+
+
+def test_a_slim_model_at_hand_is_compared():
+    model, graph = traced(residual)
+    plan, other = (ChannelPlan.random(graph, 0.5, seed) for seed in (0, 1))
+    slim = shrink(model, plan)
+    assert check_equivalence(model, plan, slim=slim)
+    assert not check_equivalence(model, other, slim=slim)
+    assert not check_equivalence(model, plan, slim=model)
+    with torch.no_grad():
+        next(m for m in slim.modules() if isinstance(m, nn.Conv2d)).weight.mul_(1.01)
+    assert not check_equivalence(model, plan, slim=slim)
+    with pytest.raises(PlanError):
+        check_equivalence(shrink(model, other), plan, slim=slim)

@@ -87,7 +87,7 @@ def test_budgets_of_widths_alone_measure_nothing(chooser, monkeypatch):
     assert (met.plan.keep == chooser.choose(SCORES, Budget(macs=0.5)).keep).all()
 
 
-def wasteful(multiple):
+def wasteful(multiple, factor=1.3):
     """A clock that is slow for convolutions whose widths are no multiples."""
 
     def timed(models, inputs, *, samples, seconds):
@@ -97,7 +97,7 @@ def wasteful(multiple):
                 inputs.random(samples, 0).call(model)
             widths = [m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
             odd = [width for width in widths if width > 4 and width % multiple]
-            found.append(counter.get_total_flops() / 1e6 * (1.3 if odd else 1.0))
+            found.append(counter.get_total_flops() / 1e6 * (factor if odd else 1.0))
         return found
 
     return staticmethod(timed)
@@ -122,6 +122,34 @@ def test_the_finest_widths_that_are_fast_are_taken(monkeypatch, multiple, budget
     finer = chooser.choose(WIDE_SCORES, Budget(macs=0.4), multiple=multiple)
     if budget.macs:
         assert (met.plan.keep == finer.keep).all()
+
+
+@pytest.mark.parametrize("share", [0.6, 0.33, 0.2])
+def test_finer_widths_use_what_fast_ones_leave(monkeypatch, share):
+    monkeypatch.setattr(LatencyMs, "timed", wasteful(64, 1.05))
+    monkeypatch.setattr(LayerClock, "_time", lambda _clock, _module, _shape, i, o: 1e-3 * i * o + 1)
+    monkeypatch.setenv("STAMPPRUNER_CACHE", "")
+    chooser = Chooser(WIDE, WIDE_GRAPH, round_to=None)
+    times = meet(WIDE, chooser, WIDE_SCORES, Budget(latency_ms=share)).times["latency_ms"]
+    assert 0.95 * share <= times.after / times.before <= share
+
+
+def test_a_lucky_measurement_is_not_believed(chooser, monkeypatch):
+    """Scatter of a tenth: of candidates that seem to fit, the mean of two times is taken."""
+    exact, random = LatencyMs.timed, np.random.default_rng(0)
+
+    def scattered(models, inputs, **kinds):
+        found = exact(models, inputs, **kinds)
+        return [found[0], *(time * random.uniform(0.9, 1.1) for time in found[1:])]
+
+    off = []
+    for _ in range(6):
+        monkeypatch.setattr(LatencyMs, "timed", staticmethod(scattered))
+        met = meet(MODEL, chooser, SCORES, Budget(latency_ms=0.5))
+        monkeypatch.setattr(LatencyMs, "timed", staticmethod(exact))
+        full, left = chooser.cost("latency_ms").measure([MODEL, cut(MODEL, met.plan)])
+        off.append(left / full / 0.5 - 1)
+    assert abs(np.mean(off)) < 0.04
 
 
 def test_widths_are_not_compared_where_all_are_alike(chooser, monkeypatch):
