@@ -15,6 +15,7 @@ not run again.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import platform
 import re
@@ -50,7 +51,7 @@ from stamppruner.swap import SwapTest, iou, mean_interval
 RESULTS = Path(__file__).parent / "results"
 NETS = {"vgg19": vgg19, "resnet18": resnet18}
 TARGETS = ("cifar10", "fashion", "digits", "greek")
-FINETUNE = {"epochs": 20, "lr": 0.05, "batch_size": 64}
+FINETUNE = {"epochs": 20, "lr": 0.05, "batch_size": 64, "clip": 5.0}
 MIRRORED = ("cifar10", "animals-vehicles", "inverted")
 """Targets whose classes survive a flip."""
 
@@ -72,6 +73,14 @@ class Bench:
 
         def stamp(train: ArrayDataset, macs: float, _seed: int) -> PruneResult:
             return self.pruner.prune(train, Budget(macs=macs), progress=False)
+
+        def stepped(train: ArrayDataset, macs: float, _seed: int) -> PruneResult:
+            pruner, usual = self.pruner, self.pruner.config
+            pruner.config = dataclasses.replace(usual, prune_epochs=3.0)
+            try:
+                return pruner.prune(train, Budget(macs=macs), progress=False)
+            finally:
+                pruner.config = usual
 
         def unfitted(train: ArrayDataset, macs: float, _seed: int) -> PruneResult:
             pruner = STAMPPruner(self.backbone, config=STAMPConfig(measure_latency=False))
@@ -96,6 +105,7 @@ class Bench:
             ),
             "full, from scratch": scratch,
             "STAMP": stamp,
+            "STAMP, K = 3": stepped,
             "STAMP, not meta-fitted": unfitted,
             "STAMP-Structure": structure,
             "Taylor on the reference": reference,
@@ -121,7 +131,7 @@ class Bench:
         torch.manual_seed(seed)
         finetune(
             result.model, self.loader(target, train, seed), epochs=FINETUNE["epochs"],
-            lr=FINETUNE["lr"], amp=True, progress=False,
+            lr=FINETUNE["lr"], clip=FINETUNE["clip"], amp=True, progress=False,
         )  # fmt: skip
         reached = result.report.reached
         return {

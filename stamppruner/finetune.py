@@ -48,6 +48,7 @@ def finetune(
     momentum: float = 0.9,
     weight_decay: float = 5e-4,
     warmup: float = 0.1,
+    clip: float = 5.0,
     label_smoothing: float = 0.0,
     mixup: float = 0.0,
     teacher: nn.Module | None = None,
@@ -84,6 +85,9 @@ def finetune(
         momentum: of SGD.
         weight_decay: of SGD.
         warmup: share of the steps in which the rate rises.
+        clip: largest norm of a step's gradient, over all parameters; larger ones are scaled down
+            to it. A network that was just cut, with a head that was just fitted, can have
+            gradients a hundred times as large as they will be. ``math.inf`` clips nothing.
         label_smoothing: of the cross-entropy.
         mixup: alpha of the beta distribution that pairs of images are mixed by (Zhang et al. 2018,
             "mixup"); 0 mixes nothing.
@@ -124,6 +128,8 @@ def finetune(
         raise ConfigError(f"finetune(epochs={epochs}, lr={lr}): epochs from 0 and a finite lr > 0")
     if not 0 <= mixup < math.inf or (patience is not None and patience < 1):
         raise ConfigError(f"finetune(mixup={mixup}, patience={patience}): at least 0, and 1")
+    if not clip > 0:
+        raise ConfigError(f"finetune(clip={clip}): a norm above 0; math.inf clips nothing")
     if patience is not None and evaluate_on is None:
         raise ConfigError(f"finetune(patience={patience}) needs evaluate_on to judge epochs by")
     if mixup and loss_fn is not None:
@@ -166,6 +172,8 @@ def finetune(
                             loss.backward()
                             means.add(count, figures)
                     ranks.average_gradients_(parameters, count)
+                    if clip < math.inf:
+                        nn.utils.clip_grad_norm_(parameters, clip)
                     own.step()
                     done += 1
                     shown.update()

@@ -28,6 +28,35 @@ def test_loss_falls_and_the_classes_are_learned() -> None:
     assert evaluate(model, loader(seed=1)) > max(0.8, before)
 
 
+def test_large_gradients_are_scaled_down() -> None:
+    """A head with huge weights would throw the network off in its first steps."""
+    norms: dict[float, list[float]] = {math.inf: [], 5.0: []}
+    for clip, found in norms.items():
+        model = vgg()
+        with torch.no_grad():
+            model.classifier.weight.mul_(1e3)
+
+        def watched(parameters: Any, found: list[float] = found) -> torch.optim.Optimizer:
+            optimizer = torch.optim.SGD(parameters, 0.1)
+            optimizer.register_step_pre_hook(
+                lambda *_: found.append(
+                    float(nn.utils.get_total_norm([p.grad for p in parameters]))
+                )
+            )
+            return optimizer
+
+        kinds = {} if clip == 5.0 else {"clip": clip}  # the default
+        finetune(model, loader(), epochs=2, optimizer=watched, progress=False, **kinds)
+    assert max(norms[math.inf]) > 50
+    assert max(norms[5.0]) <= 5.001
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan])
+def test_a_norm_to_clip_to_is_above_zero(clip: float) -> None:
+    with pytest.raises(ConfigError, match="clip="):
+        finetune(vgg(), loader(), epochs=1, clip=clip)
+
+
 def test_the_same_data_give_the_same_weights() -> None:
     one, two = vgg(), vgg()
     for model in (one, two):
