@@ -1,8 +1,10 @@
 """Fine-tuning a slim network with Hugging Face accelerate: one GPU, several, or none.
 
-pip install accelerate
-python examples/accelerate_finetune.py --tiny
-accelerate launch examples/accelerate_finetune.py
+    pip install accelerate
+    python examples/accelerate_finetune.py --tiny
+    accelerate launch examples/accelerate_finetune.py
+
+Every process prunes for itself: from one seed, all come to the same network.
 """
 
 import torch
@@ -21,11 +23,12 @@ def main() -> None:
     parser = options(__doc__, "accelerate-out")
     parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=args.device == "cpu")
     train, test = digits(5 if args.tiny else 50)
     torch.manual_seed(args.seed)
     model = resnet18(10, width=0.125 if args.tiny else 0.5)
     result = Taylor(seed=args.seed).prune(model, train, Budget(macs=0.3))
+    accelerator.print(f"accuracy after the cut         {result.evaluate(test):.3f}")
 
     net = result.model  # new parameters, so the optimizer comes after the cut
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
@@ -41,7 +44,7 @@ def main() -> None:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         result.model = accelerator.unwrap_model(net)
-        accelerator.print(f"accuracy {evaluate(result.model, test):.3f}")
+        accelerator.print(f"accuracy after fine-tuning     {evaluate(result.model, test):.3f}")
         args.out.mkdir(parents=True, exist_ok=True)
         result.save(args.out / "slim.safetensors")
 

@@ -2,18 +2,21 @@
 
     pip install lightning
     python examples/lightning_finetune.py --tiny
+    python examples/lightning_finetune.py --devices 2      # two GPUs, or processes without one
 
-The optimizer is made in ``configure_optimizers``, so after the cut, as it must be.
+The optimizer is made in ``configure_optimizers``, so after the cut, as it must be. Every process
+prunes for itself: from one seed, all come to the same network.
 """
 
 import lightning
 import torch
 from common import options
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from stamppruner import Budget, PruneResult, evaluate
 from stamppruner.baselines import Taylor
-from stamppruner.data import BatchLoader, digits
+from stamppruner.data import digits
 from stamppruner.models import resnet18
 
 
@@ -33,24 +36,30 @@ class FineTune(lightning.LightningModule):
 def main() -> None:
     parser = options(__doc__, "lightning-out")
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--devices", default="auto", help="how many; the default is all")
     args = parser.parse_args()
+    torch.manual_seed(args.seed)
     train, test = digits(5 if args.tiny else 50)
-    width = 0.125 if args.tiny else 0.5
-    result = Taylor(seed=args.seed).prune(resnet18(10, width=width), train, Budget(macs=0.3))
-    result.evaluate(test)
+    model = resnet18(10, width=0.125 if args.tiny else 0.5)
+    result = Taylor(seed=args.seed).prune(model, train, Budget(macs=0.3))
+    cut = result.evaluate(test)
 
     trainer = lightning.Trainer(
         max_epochs=1 if args.tiny else args.epochs,
         default_root_dir=args.out,
-        accelerator="auto",
+        accelerator="cpu" if args.device == "cpu" else "auto",
+        devices=args.devices,
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
     )
-    trainer.fit(FineTune(result, lr=2e-3), BatchLoader(train, 32))
-    print(f"accuracy {evaluate(result.model, test):.3f}")
-    args.out.mkdir(parents=True, exist_ok=True)
-    result.save(args.out / "slim.safetensors")  # the trained weights: the module is the same
+    loader = DataLoader(train, batch_size=32, shuffle=True)
+    trainer.fit(FineTune(result, lr=2e-3), loader)
+    if trainer.is_global_zero:
+        print(f"accuracy after the cut         {cut:.3f}")
+        print(f"accuracy after fine-tuning     {evaluate(result.model, test):.3f}")
+        args.out.mkdir(parents=True, exist_ok=True)
+        result.save(args.out / "slim.safetensors")  # the trained weights: the module is the same
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -157,12 +159,35 @@ def test_onnx_serving(tmp_path, monkeypatch, capsys):
     )
 
 
-@pytest.mark.parametrize("library", ["lightning", "accelerate"])
+LIBRARIES = [
+    pytest.param(name, marks=pytest.mark.skipif(
+        importlib.util.find_spec(name) is None, reason=f"pip install {name}"))
+    for name in ("lightning", "accelerate")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_training_libraries(library, tmp_path, monkeypatch, capsys):
-    if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed: pip install {library}")
-    ran(f"{library}_finetune", monkeypatch, "--tiny", "--out", tmp_path)
-    assert "accuracy" in capsys.readouterr().out
+    ran(f"{library}_finetune", monkeypatch, "--tiny", "--device", "cpu", "--out", tmp_path)
+    assert "accuracy after fine-tuning" in capsys.readouterr().out
+    assert slim_in(tmp_path)(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_training_libraries_in_two_processes(library, tmp_path):
+    """Each prunes for itself; unless they come to one network, averaging its gradients fails."""
+    two = {"lightning": [], "accelerate": ["-m", "torch.distributed.run", "--nproc-per-node=2"]}
+    script = [EXAMPLES / f"{library}_finetune.py", "--tiny", "--device", "cpu", "--out", tmp_path]
+    devices = ["--devices", "2"] if library == "lightning" else []
+    done = subprocess.run(
+        [sys.executable, *two[library], *script, *devices],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("accuracy after fine-tuning") == 1
     assert slim_in(tmp_path)(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
 
 
