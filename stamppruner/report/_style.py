@@ -75,6 +75,9 @@ CSS = """
 }
 .stamppruner-report .words td { white-space: normal; overflow-wrap: anywhere; }
 .stamppruner-report .same { color: var(--soft); }
+.stamppruner-report .networks .same { display: block; }
+.stamppruner-report .networks thead th { white-space: normal; vertical-align: bottom; }
+.stamppruner-report .networks th:first-child { white-space: normal; min-width: 6rem; }
 .stamppruner-report .over { color: var(--warn); font-weight: 600; }
 .stamppruner-report .within { color: var(--soft); }
 .stamppruner-report svg { display: block; overflow: hidden; break-inside: avoid; }
@@ -92,25 +95,35 @@ CSS = """
 .stamppruner-report .plot .reference { color: var(--ink); }
 @media screen and (max-width: 34rem) {
   .stamppruner-report th, .stamppruner-report td { padding: .28rem .4rem; }
+  .stamppruner-report .cards { grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); }
   .stamppruner-report .pairs th { white-space: normal; }
-  .stamppruner-report .layers th:nth-child(2), .stamppruner-report .layers td:nth-child(2) {
-    display: none;
+  .stamppruner-report .layers tr > :nth-child(2), .stamppruner-report .layers tr > :nth-child(3),
+  .stamppruner-report .layers tr > :nth-child(5), .stamppruner-report .layers tr > :nth-child(6),
+  .stamppruner-report .layers .bar { display: none; }
+  .stamppruner-report .networks th:first-child {
+    position: sticky; left: 0; background: var(--paper); max-width: 7rem; overflow-wrap: anywhere;
   }
   .stamppruner-report svg text { font-size: 10px; }
-  .stamppruner-report svg .share { display: none; }
+  .stamppruner-report svg .share, .stamppruner-report svg .long { display: none; }
+  .stamppruner-report svg .short { display: inline; }
 }
 @media print {
   .stamppruner-report {
     --ink: #000000; --soft: #444444; --paper: #ffffff; --panel: #ffffff; --line: #bbbbbb;
     --kept: #12466f; --removed: #b9c3cd; --warn: #6b3a00; --warn-paper: #ffffff;
-    font-size: 10pt; max-width: none; padding: 0; print-color-adjust: exact;
+    font-size: 10pt; line-height: 1.35; max-width: none; padding: 0; print-color-adjust: exact;
     -webkit-print-color-adjust: exact;
   }
   :root:has(> body > .stamppruner-report) { background: #ffffff; }
+  .stamppruner-report .cards { grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); }
   .stamppruner-report h2, .stamppruner-report h2 + p { break-after: avoid; }
   .stamppruner-report tr { break-inside: avoid; }
   .stamppruner-report .wide { overflow: visible; }
-  .stamppruner-report .layers th, .stamppruner-report .layers td { padding: .15rem .4rem; }
+  .stamppruner-report table { font-size: .9em; }
+  .stamppruner-report .layers tr > *, .stamppruner-report .networks tr > * {
+    padding: .15rem .35rem;
+  }
+  .stamppruner-report table tr > th:first-child { padding-left: 0; }
   .stamppruner-report .layers .bar { width: 2.5rem; }
 }
 """

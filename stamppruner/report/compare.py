@@ -139,7 +139,7 @@ class Comparison:
                 key = f"{name}.metrics.{metric}"
                 cells.append(number(key, report.metrics.get(metric), _metric(report, metric)))
             rows.append([*cells, text(_seconds(report))])
-        return table([text(header) for header in headers], rows)
+        return table([text(header) for header in headers], rows, "networks")
 
 
 def compare(results: Mapping[str, Any] | Iterable[Any]) -> Comparison:

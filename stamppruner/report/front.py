@@ -112,7 +112,8 @@ def _networks(pareto: Pareto) -> str:
             row.append(number(f"{key}.metrics.{name}", value, shown))
         rows.append(row)
     files = ", ".join(f"<code>{text(point.file)}</code>" for point in pareto.points)
-    return f"{table([text(header) for header in headers], rows)}<p>Files: {files}</p>"
+    rows_of_all = table([text(header) for header in headers], rows, "networks")
+    return f"{rows_of_all}<p>Files: {files}</p>"
 
 
 def _numbered(pareto: Pareto) -> list[tuple[str, Point]]:

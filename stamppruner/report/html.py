@@ -18,7 +18,7 @@ from stamppruner.report.svg import kept_channels_svg
 if TYPE_CHECKING:
     from stamppruner.report._report import LayerRow, Report
 
-_GROUPS_A_PICTURE = 12  # a picture is not split between printed pages, so it must not be long
+_GROUPS_A_PICTURE = 6  # a picture is not split between printed pages, so it must not be long
 
 
 def page(report: Report) -> str:
@@ -52,7 +52,7 @@ def fragment(report: Report) -> str:
         _cards(report),
         _budget(report),
         section("Results", _pairs("metrics", report.metrics, fmt.number)),
-        _channels(report),
+        channels(report),
         _layers(report.layers),
         _reasons("Left whole", report.protected),
         _reasons("Cut in surroundings that stay wide", report.rewired),
@@ -108,7 +108,8 @@ def _budget(report: Report) -> str:
     return section("Budget", table(["", "asked", "reached", ""], rows))
 
 
-def _channels(report: Report) -> str:
+def channels(report: Report) -> str:
+    """The picture of the kept channels, under its heading; nothing if there are no groups."""
     if not report.groups:
         return ""
     kept, total = report.kept_channels

@@ -31,6 +31,7 @@ _CLASSES = ("first", "second", "reference")
 _LEFT, _RIGHT = 11.0, 97.0  # of the axes, in per cent of the width
 _HEIGHT, _LEGEND, _FOOT = 280, 20, 48  # of the axes, of a line above, and of all below; in pixels
 _APART = 7.0, 15.0  # between labels: per cent of the width, pixels
+_HALF_A_LETTER = 0.75  # per cent of the width of a phone
 _MOST_TICKS = 7
 
 
@@ -204,8 +205,10 @@ def _labels(marks: Sequence[Mark], place: Place) -> list[str]:
         x, y = place(mark)
         if all(abs(x - a) >= _APART[0] or abs(y - b) >= _APART[1] for a, b in done):
             done.append((x, y))
+            reach = _HALF_A_LETTER * len(mark.label)
+            anchor = "start" if x < reach else "end" if x > 100 - reach else "middle"
             parts.append(
-                f'<text class="mark" x="{x:.2f}%" y="{y - 11:.1f}" text-anchor="middle"'
+                f'<text class="mark" x="{x:.2f}%" y="{y - 11:.1f}" text-anchor="{anchor}"'
                 f' fill="#222">{_text(mark.label)}</text>'
             )
     return parts

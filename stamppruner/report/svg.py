@@ -30,7 +30,7 @@ REMOVED_COLOUR = "#b9c3cd"
 
 _ROW, _LEGEND, _TICK = 20, 26, 14  # heights in pixels
 _NAME_SHARE, _TICKS_START, _TICKS_SHARE = 32, 34, 46  # per cent of the width
-_NAME_LENGTH = 34
+_NAME_LENGTH, _PHONE_LENGTH = 30, 18  # what fits into its share of a page, and of a phone
 _SEPARATED = 96  # up to this size, ticks stand apart
 
 
@@ -76,19 +76,28 @@ def _legend() -> str:
 
 def _row(group: _Group, y: int) -> str:
     name, kept = one_line(group.name), len(group.kept)
-    shown = name if len(name) <= _NAME_LENGTH else "…" + name[1 - _NAME_LENGTH :]
     left = share(kept / group.size) if group.size else ""
     middle = y + _ROW / 2
     return (
         f'<g class="row"><title>{escape(name)}: {kept} of {group.size} channels kept</title>'
         f'<svg x="0" y="{y}" width="{_NAME_SHARE}%" height="{_ROW}">'
-        f'<text x="100%" y="14" text-anchor="end" fill="#222">{escape(shown)}</text></svg>'
+        f"{_name(name)}</svg>"
         f'<svg x="{_TICKS_START}%" y="{middle - _TICK / 2:g}" width="{_TICKS_SHARE}%"'
         f' height="{_TICK}" viewBox="0 0 {max(1, group.size)} 1" preserveAspectRatio="none">'
         f"{_ticks(group)}</svg>"
         f'<text x="100%" y="{y + 14}" text-anchor="end" fill="#222">'
         f'{kept}/{group.size} <tspan class="share">{left}</tspan></text></g>'
     )
+
+
+def _name(name: str) -> str:
+    """The end of a name; where that is long, a shorter one too, which the page shows on phones."""
+    ends = [name if len(name) <= n else "…" + name[1 - n :] for n in (_NAME_LENGTH, _PHONE_LENGTH)]
+    start = '<text x="100%" y="14" text-anchor="end" fill="#222"'
+    if ends[0] == ends[1]:
+        return f"{start}>{escape(name)}</text>"
+    long, short = map(escape, ends)
+    return f'{start} class="long">{long}</text>{start} class="short" display="none">{short}</text>'
 
 
 def _ticks(group: _Group) -> str:
