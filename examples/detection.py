@@ -55,9 +55,10 @@ def train(detector: nn.Module, data: list[tuple[Tensor, dict]], epochs: int) -> 
 def main() -> None:
     parser = options(__doc__, "detection-out")
     parser.add_argument("--macs", type=float, default=0.5, help="share of the backbone's to keep")
+    parser.add_argument("--epochs", type=int, default=4, help="before the cut, and after it")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    count, size, epochs = (4, 64, 1) if args.tiny else (64, 160, 4)
+    count, size, epochs = (4, 64, 1) if args.tiny else (64, 160, args.epochs)
     torch.manual_seed(args.seed)
     detector = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
         weights=None, weights_backbone=None, num_classes=2, min_size=size, max_size=size

@@ -34,6 +34,7 @@ print(f"accuracy before any training {result.evaluate(test):.3f}")
 result.finetune(BatchLoader(train, 32), epochs=15, amp=True)
 print(f"accuracy after fine-tuning   {result.evaluate(test):.3f}\n")
 print(result.report)
+result.report.to_html("report.html")  # with a picture of the channels that are kept
 
 # One safetensors file, no pickle, exactly the same outputs.
 result.save("slim.safetensors")

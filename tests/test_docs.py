@@ -217,6 +217,40 @@ def test_pictures_are_those_that_the_script_draws(tmp_path: Path) -> None:
         assert path.read_text() == (place / path.name).read_text(), f"{path.name} is out of date"
 
 
+RECORDS = ROOT / "docs" / "records"
+
+
+def test_what_an_example_printed_was_recorded_of_its_code() -> None:
+    """And every example has a record, which the page of examples shows."""
+    recorder = runpy.run_path(str(RECORDS / "record.py"))
+    page = (ROOT / "docs" / "examples.md").read_text()
+    helpers = {"common", "cifar"}
+    assert {p.stem for p in (ROOT / "examples").glob("*.py")} - helpers == set(recorder["RUNS"])
+    for name in recorder["RUNS"]:
+        record = json.loads((RECORDS / "examples" / f"{name}.json").read_text())
+        again = f"run python docs/records/record.py {name}"
+        assert record["code"] == recorder["digest"](name), again
+        assert record["command"] == recorder["command"](name), again
+        assert "accuracy" in record["output"] or name in ("segmentation", "detection")
+        assert f"```{{include-run}} {name}\n```\n" in page
+    assert recorder["on_screen"]("a\r\n1%\r50%\r100%\r\nb\n") == "a\n100%\nb\n"
+
+
+def test_a_page_shows_what_an_example_printed_and_its_picture() -> None:
+    directives = runpy.run_path(str(ROOT / "docs" / "_ext" / "reports.py"))
+    kinds = {}
+    for path in sorted((RECORDS / "examples").glob("*.json")):
+        record = json.loads(path.read_text())
+        kinds[path.stem] = record["kind"]
+        shown = directives["picture"](record)
+        assert bool(shown) == bool(record["kind"])
+        for node in shown:
+            assert "<svg" in node.astext(), path.stem
+            assert "<h2>" not in node.astext()  # they would stand beside those of the page
+    assert kinds["quickstart"] == "report"
+    assert kinds["many_targets"] == "comparison"
+
+
 def test_the_report_that_a_page_shows_is_a_record_of_this_format() -> None:
     record = json.loads((ROOT / "docs" / "records" / "start.json").read_text())
     assert Report.from_json(record).to_json() == record

@@ -26,23 +26,23 @@ from stamppruner.summary import versions
 OUT = Path(__file__).parent / "examples"
 EXAMPLES = OUT.parents[2] / "examples"
 PAPER = (
-    "--data DIR --reference DIR --width 0.25 --subset 1000 --reference-subset 5000 --epochs 5 "
-    "--iterations 20 --tasks 2 --shots 16 --finetune-epochs 10"
+    "--data DIR --reference DIR --width 0.125 --subset 500 --reference-subset 2000 --epochs 3 "
+    "--iterations 5 --tasks 2 --shots 16 --finetune-epochs 10"
 )
 RUNS = {
     "quickstart": "",
-    "timm_folder": "",
-    "mobilenet_latency": "",
-    "many_targets": "",
-    "segmentation": "",
-    "detection": "",
+    "timm_folder": "--size 64 --epochs 5",
+    "mobilenet_latency": "--size 96",
+    "many_targets": "--epochs 10",
+    "segmentation": "--epochs 2",
+    "detection": "--epochs 2",
     "lightning_finetune": "",
     "accelerate_finetune": "",
     "onnx_serving": "",
     "resnet18_cifar": PAPER,
     "vgg19_cifar": PAPER,
 }
-"""Names of examples, and their options."""
+"""Names of examples, and their options: what one slow core does in a few minutes."""
 PAGE = re.compile(r'<script type="application/json" id="stamppruner-(\w+)">(.*?)</script>', re.S)
 
 
@@ -53,6 +53,15 @@ def digest(name: str) -> str:
     files = [EXAMPLES / f"{helper}.py" for helper in helpers]
     parts = [text, *(file.read_text("utf-8") for file in files if file.is_file())]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def command(name: str) -> str:
+    return f"python examples/{name}.py {RUNS[name]}".strip()
+
+
+def on_screen(printed: str) -> str:
+    """Text as a terminal shows it: of a progress bar, its last state."""
+    return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in printed.split("\n"))
 
 
 def run(name: str, folders: dict[str, Path | None]) -> dict[str, Any]:
@@ -71,14 +80,13 @@ def run(name: str, folders: dict[str, Path | None]) -> dict[str, Any]:
             cwd=place,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdout=subprocess.PIPE,
-            text=True,
             check=True,
         )
         seconds = time.perf_counter() - start
         pages = [page.read_text("utf-8") for page in sorted(Path(place).rglob("*.html"))]
     kind, page = PAGE.search(pages[0]).groups() if pages else ("", "null")
     return {
-        "command": f"python examples/{name}.py {RUNS[name]}".strip(),
+        "command": command(name),
         "code": digest(name),
         "seconds": round(seconds, 1),
         "machine": {
@@ -86,10 +94,19 @@ def run(name: str, folders: dict[str, Path | None]) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             **versions(),
         },
-        "output": done.stdout,
+        "output": on_screen(done.stdout.decode()),
         "kind": kind,
         "page": json.loads(page),
     }
+
+
+def write(name: str, record: dict[str, Any]) -> None:
+    """A line for each entry, and one for the whole page."""
+    page = json.dumps(record["page"], ensure_ascii=False, separators=(",", ":"))
+    rest = {key: value for key, value in record.items() if key != "page"}
+    text = json.dumps(rest, ensure_ascii=False, indent=1).removesuffix("\n}")
+    OUT.mkdir(exist_ok=True)
+    atomic_write(OUT / f"{name}.json", f'{text},\n "page": {page}\n}}\n'.encode())
 
 
 def main() -> None:
@@ -98,13 +115,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--reference", type=Path)
     args = parser.parse_args()
-    OUT.mkdir(exist_ok=True)
     for name in args.names or RUNS:
         record = run(name, {"--data": args.data, "--reference": args.reference})
-        # A line for each entry, but one for the whole page.
-        page = json.dumps(record.pop("page"), ensure_ascii=False, separators=(",", ":"))
-        text = json.dumps(record, ensure_ascii=False, indent=1)
-        atomic_write(OUT / f"{name}.json", f'{text[:-2]},\n "page": {page}\n}}\n'.encode())
+        write(name, record)
         print(f"{name}: {record['seconds']} s")
 
 
