@@ -7,6 +7,7 @@ One backbone is trained and meta-fitted on 55 characters. Nine alphabets of five
 and the handwritten digits then get a network each, in seconds. Needs the extra ``demo``.
 """
 
+import torch
 from common import config, options
 
 from stamppruner import Budget, STAMPPruner, TaskSampler, finetune
@@ -30,6 +31,7 @@ def main() -> None:
     augment = CropFlip(padding=2, flip=False)
 
     # Once.
+    torch.manual_seed(args.seed)
     model = ResNet((1, 1, 1), (8, 16, 32) if args.tiny else (16, 32, 64), len(known))
     loader = BatchLoader(reference, 64, augment=augment)
     finetune(model.to(args.device), loader, epochs=1 if args.tiny else 10, lr=0.1)

@@ -11,6 +11,7 @@ until the measured time lies just under the bound. Run it on the device that wil
 
 import warnings
 
+import torch
 import torchvision
 from common import images_or_letters, options
 
@@ -31,6 +32,7 @@ def main() -> None:
     target = images_or_letters(args.data, "ABCDE", per_class=per_class, size=size)
 
     # Weights of your own backbone go here; the time does not depend on them.
+    torch.manual_seed(args.seed)
     models = torchvision.models
     make = models.mobilenet_v3_small if args.tiny else models.mobilenet_v3_large
     model = make(num_classes=10).to(args.device)

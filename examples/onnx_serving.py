@@ -56,6 +56,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.slim is None:
         train, test = digits(5 if args.tiny else 50, seed=args.seed)
+        torch.manual_seed(args.seed)
         model = resnet18(10, width=0.125 if args.tiny else 0.5)
         result = Taylor(seed=args.seed).prune(model, train, Budget(macs=0.3))
         result.finetune(train, epochs=1 if args.tiny else 10)

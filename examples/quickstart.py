@@ -17,6 +17,7 @@ def make_model() -> torch.nn.Module:
 
 
 # A backbone, trained once on reference data (here: rendered characters of 100 classes).
+torch.manual_seed(0)
 reference = render_characters(per_class=30, size=24)
 model = make_model()
 finetune(model, BatchLoader(reference, 64), epochs=3, lr=0.1, amp=True)

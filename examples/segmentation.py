@@ -91,10 +91,9 @@ def iou(net: nn.Module, images: Tensor, masks: Tensor) -> float:
 def main() -> None:
     parser = options(__doc__, "segmentation-out")
     parser.add_argument("--macs", type=float, default=0.25)
-    parser.add_argument("--epochs", type=int, default=8, help="before the cut, and after it")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    count, size, width, epochs = (32, 32, 8, 2) if args.tiny else (400, 64, 32, args.epochs)
+    count, size, width, epochs = (32, 32, 8, 2) if args.tiny else (400, 64, 32, 8)
     generator = torch.Generator().manual_seed(args.seed)
     images, masks = discs(count, size, generator)
     test = discs(count // 2, size, generator)

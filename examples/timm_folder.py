@@ -8,6 +8,7 @@ and the extras ``demo`` and ``onnx``.
 """
 
 import timm
+import torch
 from common import config, images_or_letters, options
 
 from stamppruner import Budget, STAMPPruner, TaskSampler, evaluate, export_onnx, finetune
@@ -33,6 +34,7 @@ def main() -> None:
     test = images_or_letters(args.test, "ΔΞΣΦΨΩ", per_class=few, size=size, seed=1)
 
     # A backbone with a head of the reference's classes.
+    torch.manual_seed(args.seed)
     model = timm.create_model(
         args.model, pretrained=args.pretrained, num_classes=reference.num_classes
     ).to(args.device)

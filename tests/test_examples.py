@@ -191,3 +191,10 @@ def test_every_example_is_listed_and_compiles():
     for path in EXAMPLES.glob("*.py"):
         compile(path.read_text(), str(path), "exec")
         assert path.stem in helpers or f"`{path.name}`" in listed, path.name
+
+
+def test_every_example_can_be_repeated():
+    """First weights come from torch's global generator, which each example seeds."""
+    for path in EXAMPLES.glob("*.py"):
+        text = path.read_text()
+        assert "torch.manual_seed(" in text or "from cifar import" in text or path.stem == "common"

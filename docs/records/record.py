@@ -34,7 +34,7 @@ RUNS = {
     "timm_folder": "--size 64 --epochs 5",
     "mobilenet_latency": "--size 96",
     "many_targets": "--epochs 10",
-    "segmentation": "--epochs 2",
+    "segmentation": "",
     "detection": "--epochs 2",
     "lightning_finetune": "",
     "accelerate_finetune": "",
