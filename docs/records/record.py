@@ -26,8 +26,8 @@ from stamppruner.summary import versions
 OUT = Path(__file__).parent / "examples"
 EXAMPLES = OUT.parents[2] / "examples"
 PAPER = (
-    "--data DIR --reference DIR --width 0.125 --subset 500 --reference-subset 2000 --epochs 3 "
-    "--iterations 5 --tasks 2 --shots 16 --finetune-epochs 10"
+    "--data DIR --reference DIR --width 0.125 --subset 200 --reference-subset 1000 --epochs 2 "
+    "--iterations 2 --tasks 1 --shots 8 --finetune-epochs 10"
 )
 RUNS = {
     "quickstart": "",
@@ -55,18 +55,14 @@ def digest(name: str) -> str:
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
-def command(name: str) -> str:
-    return f"python examples/{name}.py {RUNS[name]}".strip()
-
-
 def on_screen(printed: str) -> str:
     """Text as a terminal shows it: of a progress bar, its last state."""
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in printed.split("\n"))
 
 
-def run(name: str, folders: dict[str, Path | None]) -> dict[str, Any]:
+def run(name: str, given: str, folders: dict[str, Path | None]) -> dict[str, Any]:
     """Run an example and return what it printed and the first report page that it wrote."""
-    options = RUNS[name].split()
+    options = given.split()
     for option, folder in folders.items():
         if option in options:
             if folder is None:
@@ -86,7 +82,7 @@ def run(name: str, folders: dict[str, Path | None]) -> dict[str, Any]:
         pages = [page.read_text("utf-8") for page in sorted(Path(place).rglob("*.html"))]
     kind, page = PAGE.search(pages[0]).groups() if pages else ("", "null")
     return {
-        "command": command(name),
+        "command": f"python examples/{name}.py {given}".strip(),
         "code": digest(name),
         "seconds": round(seconds, 1),
         "machine": {
@@ -112,11 +108,16 @@ def write(name: str, record: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(RUNS)} (default: all)")
+    parser.add_argument("--tiny", action="store_true", help="their tests' size, in seconds")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--reference", type=Path)
     args = parser.parse_args()
     for name in args.names or RUNS:
-        record = run(name, {"--data": args.data, "--reference": args.reference})
+        record = run(
+            name,
+            "--tiny" if args.tiny else RUNS[name],
+            {"--data": args.data, "--reference": args.reference},
+        )
         write(name, record)
         print(f"{name}: {record['seconds']} s")
 
