@@ -231,7 +231,7 @@ def test_what_an_example_printed_was_recorded_of_its_code() -> None:
         again = f"run python docs/records/record.py {name}"
         assert record["code"] == recorder["digest"](name), again
         assert record["command"].split()[:2] == ["python", f"examples/{name}.py"]
-        assert "accuracy" in record["output"] or name in ("segmentation", "detection")
+        assert record["output"].strip()
         assert f"```{{include-run}} {name}\n```\n" in page
     assert recorder["on_screen"]("a\r\n1%\r50%\r100%\r\nb\n") == "a\n100%\nb\n"
 
