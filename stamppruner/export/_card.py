@@ -51,7 +51,11 @@ def _head(license: str | None) -> str:
 def _budget(asked: Any, reached: Any) -> str:
     asked, reached = asked or {}, reached or {}
     rows = [
-        [fmt.label(name), fmt.target(name, asked.get(name)), fmt.target(name, reached.get(name))]
+        [
+            fmt.label(name),
+            fmt.target(name, asked.get(name)),
+            fmt.target(name, reached.get(name), asked.get(name)),
+        ]
         for name in dict.fromkeys([*asked, *reached])
     ]
     if not rows:

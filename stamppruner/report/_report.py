@@ -68,8 +68,8 @@ class Report:
         before: costs of the dense network, by names such as ``params``, ``macs``, ``size_bytes``,
             ``latency_ms``. A multiply-add counts as one MAC.
         after: the same costs of the slim network.
-        budget: what was asked. A name that ends with ``_share``, or a count or a size of at most
-            1, is a share of the dense network; everything else is in the unit of its name.
+        budget: what was asked. A name that ends with ``_share``, or a bound of at most 1, is a
+            share of the dense network; everything else is in the unit of its name.
         reached: what was reached, under the names and in the units of ``budget``.
         layers: the layers in call order.
         groups: the prunable groups.
@@ -168,7 +168,7 @@ class Report:
             [
                 fmt.label(name),
                 fmt.target(name, (self.budget or {}).get(name)),
-                fmt.target(name, (self.reached or {}).get(name)),
+                fmt.target(name, (self.reached or {}).get(name), (self.budget or {}).get(name)),
                 "over budget" if self.over_budget(name) else "",
             ]
             for name in self.targets

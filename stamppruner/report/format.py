@@ -128,18 +128,22 @@ def cost(name: str, value: float | None) -> str:
     return number(value)
 
 
-def target(name: str, value: float | None) -> str:
+def target(name: str, value: float | None, asked: float | None = None) -> str:
     """A budget, asked or reached: a share of the dense network, or a value with a unit.
 
-    A name that ends with ``_share`` is a share, and so is a count or a size of at most 1.
+    As in a :class:`~stamppruner.Budget`, a bound of at most 1 is a share; what was reached is in
+    the unit of what was asked.
 
     >>> target("macs", 0.25), target("macs", 2e6), target("latency_ms", 0.5)
-    ('25.0%', '2.00M', '500 us')
-    >>> target("latency_ms_share", 0.5)
-    '50.0%'
+    ('25.0%', '2.00M', '50.0%')
+    >>> target("latency_ms", 0.9, asked=2.0)
+    '900 us'
     """
-    counted = name.endswith(("params", "macs", "bytes"))
-    if value is not None and (name.endswith("_share") or (counted and value <= 1)):
+    bounded = name.endswith(("params", "macs", "bytes", "_ms"))
+    if value is None:
+        return MISSING
+    bound = value if asked is None else asked
+    if name.endswith("_share") or (bounded and bound <= 1):
         return share(value)
     return cost(name, value)
 

@@ -101,7 +101,7 @@ def _budget(report: Report) -> str:
             [
                 text(fmt.label(name)),
                 number(f"budget.{name}", asked, fmt.target(name, asked)),
-                number(f"reached.{name}", reached, fmt.target(name, reached)),
+                number(f"reached.{name}", reached, fmt.target(name, reached, asked)),
                 f'<span class="{"over" if over else "within"}">{verdict}</span>',
             ]
         )
