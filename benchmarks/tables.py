@@ -62,9 +62,9 @@ wrote.
 SMALL_DATA = """
 ## {arch} at a width of {width}
 
-{backbone:.1f}% of the reference's held-out images; seeds {seeds}; {epochs} epochs at lr {lr}, gradients
-clipped to {clip}; meta-fitted for {iterations} iterations with {weight_steps} steps under masks in each. From
-`benchmarks/results/{name}`{note}.
+{backbone:.1f}% of the reference's held-out images; seeds {seeds}; {epochs} epochs at lr {lr},
+gradients clipped to {clip}; meta-fitted for {iterations} iterations with {weight_steps} steps under
+masks in each. From `benchmarks/results/{name}`{note}.
 """
 
 
