@@ -60,10 +60,10 @@ This page is made by `python benchmarks/tables.py` from JSON that `python benchm
 wrote.
 """
 SMALL_DATA = """
-## {arch} at a width of {width}
+## {arch} at a width of {width}{how}
 
 {backbone:.1f}% of the reference's held-out images; seeds {seeds}; {epochs} epochs at lr {lr},
-gradients clipped to {clip}; meta-fitted for {iterations} iterations with {weight_steps} steps under
+gradients {clipped}; meta-fitted for {iterations} iterations with {weight_steps} steps under
 masks in each. From `benchmarks/results/{name}`{note}.
 """
 
@@ -77,6 +77,7 @@ def small_data_page() -> str:
 def _net(name: str, record: dict[str, Any]) -> str:
     setting = record["setting"]
     seeds = sorted({run["seed"] for run in record["runs"]})
+    clip = setting["finetune"].get("clip")
     text = SMALL_DATA.format(
         arch=setting["arch"],
         width=setting["width"],
@@ -84,7 +85,8 @@ def _net(name: str, record: dict[str, Any]) -> str:
         seeds=", ".join(map(str, seeds)),
         epochs=setting["finetune"]["epochs"],
         lr=setting["finetune"]["lr"],
-        clip=setting["finetune"].get("clip", "no norm"),
+        how="" if clip else ", gradients not clipped",
+        clipped=f"clipped to {clip}" if clip else "not clipped",
         name=name,
         iterations=setting["config"]["iterations"],
         weight_steps=setting["config"]["weight_steps"],
