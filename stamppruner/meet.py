@@ -39,6 +39,8 @@ _AIM = 0.985
 _NEAR = 0.97
 """Share of a bound that is near enough."""
 
+_PERHAPS = 1.1
+"""Share of a bound up to which a candidate may have failed by chance, and is measured again."""
 
 _INSIDE = 0.1
 """Share of a bracket by which the next limit keeps away from its ends."""
@@ -216,7 +218,7 @@ class _Search:
                 break
             met = self._measured(self._candidate())
             used = self._most_used(met)
-            if _NEAR <= used <= 1:  # by chance, perhaps
+            if _NEAR <= used <= _PERHAPS:
                 met = self._confirmed(met)
                 used = self._most_used(met)
             logger.info("a plan that %s takes %.3f of the budget", met.plan, used)
@@ -273,7 +275,10 @@ class _Search:
         return times
 
     def _confirmed(self, met: Met) -> Met:
-        """The same with times that are means of two measurements, as the luckier is taken else."""
+        """The same with times that are means of two measurements.
+
+        Else the luckiest candidate would be taken, and an unlucky one would bar all larger ones.
+        """
         key = met.plan.keep.tobytes()
         if key not in self.confirmed:
             self.confirmed.add(key)
