@@ -346,9 +346,16 @@ class Chooser:
             for c, limit in zip(costs, budget.limits(costs), strict=True)
             if self.least(c) > limit
         ]
+        bounds = budget.bounds().items()
+        percent = [
+            f"{name}={bound / 100:g}"
+            for name, bound in bounds
+            if 1 < bound <= 100 and not name.endswith("_ms")
+        ]
+        share = f"; for a share of the full network pass {', '.join(percent)}" if percent else ""
         return (
             f"{budget} cannot be met: the least reachable is {', '.join(least)}. What holds it: "
-            f"{'; '.join(missed)}. Ask for more, lower floor, or protect less"
+            f"{'; '.join(missed)}. Ask for more, lower floor, or protect less{share}"
         )
 
     def _held(self, cost: Cost) -> str:

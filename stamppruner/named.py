@@ -7,6 +7,7 @@ pretrained weights. Sizes that are not given are read off the tensors of a file.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -67,15 +68,22 @@ def pretrained_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """
     library, _, short = name.rpartition(":")
     fresh_model(name, arguments)  # raises what is wrong with the name and the arguments
-    if library == "torchvision":
-        from torchvision import models
+    if library not in ("torchvision", "timm"):
+        raise ConfigError(f"model {name!r} has no pretrained weights: pass a file of yours")
+    try:
+        if library == "torchvision":
+            from torchvision import models
 
-        return models.get_model(short, weights="DEFAULT", **arguments)
-    if library == "timm":
+            return models.get_model(short, weights="DEFAULT", **arguments)
         import timm
 
         return timm.create_model(short, pretrained=True, **arguments)
-    raise ConfigError(f"model {name!r} has no pretrained weights: pass a file of yours")
+    except (OSError, RuntimeError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"the weights of {name} cannot be fetched ({why}): pass a file of yours, or none to "
+            "start from random weights"
+        ) from error
 
 
 def blank_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
@@ -215,8 +223,10 @@ def _timm(name: str, arguments: Mapping[str, Any], shapes: Shapes) -> nn.Module:
         import timm
     except ImportError as error:
         raise MissingExtraError("timm is missing; run: pip install timm") from error
-    if name not in timm.list_models():
-        raise ConfigError(f"timm has no model {name!r}: see timm.list_models")
+    if not timm.is_model(name):  # also with the tag of its weights
+        near = difflib.get_close_matches(name, timm.list_models(), 3)
+        like = f": did you mean {', '.join(near)}?" if near else ": see timm.list_models"
+        raise ConfigError(f"timm has no model {name!r}{like}")
     return _with_classes(
         lambda **own: timm.create_model(name, pretrained=False, **own), arguments, shapes
     )

@@ -243,3 +243,12 @@ def test_expected_costs_above_the_budget_push_gates_down(traced):
     Chooser(*traced).overspend(gates, Budget(macs=0.5, params=0.5)).backward()
     assert bool((gates.grad >= 0).all())
     assert float(gates.grad.sum()) > 0
+
+
+def test_percents_are_told_from_shares():
+    chooser, graph = chooser_of(plain), chooser_of(plain).graph
+    with pytest.raises(BudgetError, match=r"for a share of the full network pass macs=0\.25$"):
+        chooser.choose(scores(graph), Budget(macs=25))
+    with pytest.raises(BudgetError) as raised:
+        chooser.choose(scores(graph), Budget(macs=1e-9))
+    assert "for a share" not in str(raised.value)

@@ -13,7 +13,7 @@ from torch import nn
 from stamppruner import STAMPPruner
 from stamppruner.errors import CheckpointError, ConfigError, MissingExtraError
 from stamppruner.models import VGG, resnet18, vgg19
-from stamppruner.named import named_model
+from stamppruner.named import fresh_model, named_model, pretrained_model
 from stamppruner.pruner_file import model_in
 
 
@@ -116,3 +116,28 @@ def test_pruners_are_loaded_by_name(tmp_path: Any, shortcuts: Any) -> None:
     assert shapes(named_model("resnet18", {}, tensors)) == shapes(model)
     loaded = STAMPPruner.load(path, named_model("resnet18", {}, tensors))
     assert loaded.shortcuts == shortcuts
+
+
+def test_names_of_timm_with_a_tag_and_near_misses() -> None:
+    pytest.importorskip("timm")
+    assert isinstance(fresh_model("timm:resnet10t.c3_in1k", {}), nn.Module)
+    with pytest.raises(ConfigError, match=r"no model 'resnet10x': did you mean .*resnet10t"):
+        fresh_model("timm:resnet10x", {})
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_weights_that_cannot_be_fetched_name_the_remedy(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = pytest.importorskip("torchvision.models" if library == "torchvision" else "timm")
+    make = {"torchvision": "get_model", "timm": "create_model"}[library]
+    original = getattr(module, make)
+
+    def offline(name: str, **settings: Any) -> nn.Module:
+        if settings.get("weights") or settings.get("pretrained"):
+            raise OSError("no route to host\nmore")
+        return original(name, **settings)
+
+    monkeypatch.setattr(module, make, offline)
+    with pytest.raises(ConfigError, match=r"fetched \(no route to host\): pass a file of yours"):
+        pretrained_model(f"{library}:resnet18", {})

@@ -129,11 +129,36 @@ def images_in(
 
 def check_same_classes(folder: str, found: Sequence[str], expected: Sequence[str], of: str) -> None:
     """Raise DataError unless a folder has the classes that it must have."""
-    if list(found) != list(expected):
-        raise DataError(
-            f"{folder} has classes {list(found)[:5]} and {of} {list(expected)[:5]}: give both the "
-            "same sub-folders"
-        )
+    if list(found) == list(expected):
+        return
+    missing = [name for name in expected if name not in found]
+    extra = [name for name in found if name not in expected]
+    kinds = {"lacks": missing, "has besides": extra}
+    differences = [f"{kind} {shortened(names)}" for kind, names in kinds.items() if names]
+    how = " and ".join(differences) or "has another order"
+    raise DataError(
+        f"{folder} {how}, beside the {len(expected)} classes of {of}: give both the same "
+        "sub-folders"
+    )
+
+
+def normalisation(record: Mapping[str, Any]) -> str:
+    """What a server must do to pixels, from the record of a file; empty where it does not say."""
+    images = record.get("images") or {}
+    if not images.get("mean") or not images.get("std"):
+        return ""
+    mean, std = (", ".join(f"{x:.3g}" for x in images[key]) for key in ("mean", "std"))
+    return f"pixels in [0, 1], minus ({mean}), over ({std})"
+
+
+def shortened(names: Sequence[str], most: int = 5) -> str:
+    """Some names, and how many more there are.
+
+    >>> shortened(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def pair_of_folders(

@@ -67,7 +67,11 @@ def run(arguments: argparse.Namespace) -> None:
             report = export_onnx(
                 model, arguments.onnx, example, int8=arguments.int8, calibration=calibration
             )
-    _shared.show(arguments, str(report), asdict(report))
+    text, inputs = str(report), _shared.normalisation(record)
+    _shared.show(
+        arguments, f"{text}\ninputs: {inputs}" if inputs else text,
+        asdict(report) | ({"inputs": inputs} if inputs else {}),
+    )  # fmt: skip
     agreement = report.quantization.agreement if report.quantization else None
     if agreement is not None and agreement < _AGREEMENT:
         _shared.say(arguments, "warning: 8 bits change the answer on too many of these images: "

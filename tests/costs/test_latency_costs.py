@@ -162,4 +162,4 @@ def test_plans_of_random_halves_are_predicted_cheaper(cost, traced):
     _, graph = traced
     plan = ChannelPlan.random(graph, 0.5)
     kept = torch.tensor([float(plan.keep[g.channels].sum()) for g in graph.groups])
-    assert float(cost(kept)) <= cost.full
+    assert float(cost(kept)) <= cost.full * (1 + 1e-12)  # where widths tell nothing, but rounding
