@@ -11,6 +11,9 @@ from stamppruner.io import atomic_write
 from stamppruner.report.format import markdown_table
 
 Row = dict[str, Any]
+Section = tuple[str, str, list[str], list[list[str]]]
+"""Title, text, and headers and cells of a table."""
+
 PAGE = """\
 # What meta-fitting costs
 
@@ -39,7 +42,8 @@ def page(record: dict[str, Any]) -> str:
         for name in record:
             if name.partition(" (")[0] == section and not record[name]["quick"]:
                 device = "" if len(_of_section(record, section)) == 1 else f", {_device(name)}"
-                parts.append(make(record[name]["rows"], device))
+                title, text, headers, cells = make(record[name]["rows"])
+                parts.append(f"## {title}{device}\n\n{text}\n\n{markdown_table(headers, cells)}")
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
@@ -60,7 +64,7 @@ def _net(row: Row) -> list[str]:
     return [NETS[row["net"]], f"{row['width']:g}"]
 
 
-def _steps(rows: list[Row], device: str) -> str:
+def _steps(rows: list[Row]) -> Section:
     headers = ["network", "width", "minibatch", "images of the set", "dtype", "plain step, ms",
                "relaxed masks", "masks under budgets"]  # fmt: skip
     cells = [
@@ -74,10 +78,10 @@ def _steps(rows: list[Row], device: str) -> str:
         "the defaults here 32 of 160. What the set costs does not depend on the minibatch, and "
         "hardly on the network, so a small network in small minibatches pays most."
     )
-    return f"## A step{device}\n\n{text}\n\n{markdown_table(headers, cells)}"
+    return "A step", text, headers, cells
 
 
-def _throughput(rows: list[Row], device: str) -> str:
+def _throughput(rows: list[Row]) -> Section:
     headers = ["network", "width", "minibatch", "steps under masks", "images/s",
                "plain, images/s", "share, %"]  # fmt: skip
     cells = [
@@ -90,10 +94,10 @@ def _throughput(rows: list[Row], device: str) -> str:
         "minibatches of 128 (`weight_steps`); the teacher of these is asked once an image, in the "
         "first iteration, which does not count here."
     )
-    return f"## Images a second{device}\n\n{text}\n\n{markdown_table(headers, cells)}"
+    return "Images a second", text, headers, cells
 
 
-def _memory(rows: list[Row], device: str) -> str:
+def _memory(rows: list[Row]) -> Section:
     headers = ["network", "width", "steps under masks", "plain, MiB", "meta-fit, MiB", "ratio",
                "ratio of the whole process"]  # fmt: skip
     cells = [
@@ -109,10 +113,10 @@ def _memory(rows: list[Row], device: str) -> str:
         "(2), and with steps under masks their momentum (1) and the teacher (1). These do not "
         "grow with images or minibatches, so large images bring the ratio down."
     )
-    return f"## Memory{device}\n\n{text}\n\n{markdown_table(headers, cells)}"
+    return "Memory", text, headers, cells
 
 
-def _growth(rows: list[Row], device: str) -> str:
+def _growth(rows: list[Row]) -> Section:
     headers = ["over", "value", "s an iteration", "slope", "MiB", "slope"]
     slope = partial(_number, form=".2f")
     cells = [
@@ -132,14 +136,14 @@ def _growth(rows: list[Row], device: str) -> str:
         ":alt: Seconds and peak memory of an iteration over tasks, images, width, depth and size\n"
         ":width: 100%\n```"
     )
-    return f"## Growth{device}\n\n{text}\n\n{image}\n\n{markdown_table(headers, cells)}"
+    return "Growth", f"{text}\n\n{image}", headers, cells
 
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _ranks(rows: list[Row], device: str) -> str:
+def _ranks(rows: list[Row]) -> Section:
     headers = ["network", "width", "steps under masks", "`weight_parts`", "s on one", "s on two",
                "speed-up"]  # fmt: skip
     cells = [
@@ -148,10 +152,10 @@ def _ranks(rows: list[Row], device: str) -> str:
         for r in rows
     ]  # fmt: skip
     text = "Two iterations of four tasks in processes of one thread, by the wall clock."
-    return f"## Two processes{device}\n\n{text}\n\n{markdown_table(headers, cells)}"
+    return "Two processes", text, headers, cells
 
 
-def _paper(rows: list[Row], device: str) -> str:
+def _paper(rows: list[Row]) -> Section:
     headers = ["width", "dtype", "s a task", "hours"]
     cells = [
         [f"{r['width']:g}", "bfloat16" if r["amp"] else "float32", f"{r['seconds_per_task']:.2f}",
@@ -162,10 +166,10 @@ def _paper(rows: list[Row], device: str) -> str:
         "VGG-19 in 2,000 iterations of 10 tasks of 5 minibatches of 128, projected from measured "
         "tasks; the paper names 15 hours on a GPU."
     )
-    return f"## The paper's meta-fit{device}\n\n{text}\n\n{markdown_table(headers, cells)}"
+    return "The paper's meta-fit", text, headers, cells
 
 
-SECTIONS: dict[str, Callable[[list[Row], str], str]] = {
+SECTIONS: dict[str, Callable[[list[Row]], Section]] = {
     "steps": _steps,
     "throughput": _throughput,
     "memory": _memory,

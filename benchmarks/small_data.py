@@ -15,6 +15,7 @@ not run again.
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import platform
@@ -75,12 +76,9 @@ class Bench:
             return self.pruner.prune(train, Budget(macs=macs), progress=False)
 
         def stepped(train: ArrayDataset, macs: float, _seed: int) -> PruneResult:
-            pruner, usual = self.pruner, self.pruner.config
-            pruner.config = dataclasses.replace(usual, prune_epochs=3.0)
-            try:
-                return pruner.prune(train, Budget(macs=macs), progress=False)
-            finally:
-                pruner.config = usual
+            pruner = copy.copy(self.pruner)
+            pruner.config = dataclasses.replace(pruner.config, prune_epochs=3.0)
+            return pruner.prune(train, Budget(macs=macs), progress=False)
 
         def unfitted(train: ArrayDataset, macs: float, _seed: int) -> PruneResult:
             pruner = STAMPPruner(self.backbone, config=STAMPConfig(measure_latency=False))

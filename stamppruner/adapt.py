@@ -49,8 +49,6 @@ def adapt_(
             logits = objective.forward(model, x, config, net.task)
         optimizer.zero_grad()
         loss = objective.loss(logits, y, net, config.kl_scale / target.num_images)
-        if config.budget_penalty:
-            loss = loss + config.budget_penalty * mask.overspend(evidence)
-        loss.backward()
+        (loss + objective.penalty(mask, evidence, config)).backward()
         optimizer.step()
     net.model.train(training)

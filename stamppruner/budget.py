@@ -265,8 +265,7 @@ class Chooser:
 
     def widths(self, plan: ChannelPlan) -> torch.Tensor:
         """Kept channels a group, ``(G,)`` float64, as costs take them."""
-        kept = [int(plan.keep[group.channels].sum()) for group in self.graph.groups]
-        return torch.tensor(kept, dtype=torch.float64)
+        return self.expected_widths(torch.tensor(plan.keep))
 
     def expected_widths(self, keep_probability: torch.Tensor) -> torch.Tensor:
         """Channels a group that are kept on average, ``(G,)`` float64 with its gradient.

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stamppruner.calls import patched_forwards
+
 _MOST = 8
 """Positions of all images together; with 16 nothing is gained."""
 
@@ -20,14 +22,9 @@ _MOST = 8
 @contextmanager
 def few_positions(model: nn.Module) -> Iterator[None]:
     """Plain 2-D convolutions borrow another forward inside the block; the same but for rounding."""
-    borrowed = [m for m in model.modules() if type(m) is nn.Conv2d and _takes(m)]
-    for module in borrowed:
-        module.forward = _forward_of(module)  # type: ignore[method-assign, assignment]
-    try:
+    taken = [m for m in model.modules() if type(m) is nn.Conv2d and _takes(m)]
+    with patched_forwards({m: _forward_of(m) for m in taken}):
         yield
-    finally:
-        for module in borrowed:
-            del module.forward
 
 
 def _takes(module: nn.Conv2d) -> bool:

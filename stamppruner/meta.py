@@ -229,8 +229,7 @@ class MetaLearner:
                 with net.masked(gate, by_weight=True) as model:
                     logits = logits_of(objective.forward(model, images, self.config, net.task))
                 loss = objective.loss(logits, labels, net, self._kl_weight)
-                if self.config.budget_penalty:
-                    loss = loss + self.config.budget_penalty * mask.overspend(evidence)
+                loss = loss + objective.penalty(mask, evidence, self.config)
                 if not torch.isfinite(loss.detach()):
                     raise _NotFiniteError(first_not_finite(net, images, gate.detach()))
                 return loss, logits, evidence.detach()

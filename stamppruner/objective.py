@@ -96,6 +96,11 @@ def loss(outputs: Any, targets: Tensor, net: GatedNet, kl_weight: float) -> Tens
     return own + kl_weight * net.posterior.kl() if kl_weight else own
 
 
+def penalty(mask: Relaxed | Budgeted, evidence: Tensor, config: STAMPConfig) -> Tensor | float:
+    """Weighted share by which expected costs exceed the mask's budget, in nats."""
+    return config.budget_penalty * mask.overspend(evidence) if config.budget_penalty else 0.0
+
+
 def forward(
     model: nn.Module, images: Tensor, config: STAMPConfig, task: Supervision = CLASSIFICATION
 ) -> Any:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stamppruner import ranks
+from stamppruner.calls import patched_forwards
 
 
 @contextmanager
@@ -27,13 +28,8 @@ def shared_batch(model: nn.Module) -> Iterator[None]:
     are left alone. On a single rank nothing changes.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm)] if ranks.count() > 1 else []
-    for norm in norms:
-        norm.forward = _forward_of(norm)  # type: ignore[method-assign, assignment]
-    try:
+    with patched_forwards({norm: _forward_of(norm) for norm in norms}):
         yield
-    finally:
-        for norm in norms:
-            del norm.forward
 
 
 def _forward_of(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
