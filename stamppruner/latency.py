@@ -13,6 +13,7 @@ from torch import nn
 
 from stamppruner.calls import floating_tensors
 from stamppruner.evidence import running_statistics
+from stamppruner.heap import memory_kept
 from stamppruner.inputs import Inputs
 from stamppruner.layers import first_floating
 
@@ -62,17 +63,21 @@ def train_steps_ms(
 
 
 def in_turns_ms(calls: Sequence[Callable[[], float]], seconds: float) -> list[float]:
-    """Median of what each call returns, over as many rounds as fit into ``seconds`` a call."""
+    """Median of what each call returns, over as many rounds as fit into ``seconds`` a call.
+
+    Meanwhile memory stays with the process (:func:`~stamppruner.heap.memory_kept`).
+    """
     taken: list[list[float]] = [[] for _ in calls]
-    for call in calls:
-        call()  # allocates, chooses algorithms
-    start = perf_counter()
     careful = seconds > _SECONDS
-    for done in range(10 * _MOST if careful else _MOST):
-        if done >= _FEWEST + 2 * careful and perf_counter() - start > seconds * len(calls):
-            break
-        for call, times in zip(calls, taken, strict=True):
-            times.append(call())
+    with memory_kept():
+        for call in calls:
+            call()  # allocates, chooses algorithms
+        start = perf_counter()
+        for done in range(10 * _MOST if careful else _MOST):
+            if done >= _FEWEST + 2 * careful and perf_counter() - start > seconds * len(calls):
+                break
+            for call, times in zip(calls, taken, strict=True):
+                times.append(call())
     return [median(times) for times in taken]
 
 

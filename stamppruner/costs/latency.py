@@ -25,6 +25,7 @@ from stamppruner.costs._base import HERE, Cost, Setting
 from stamppruner.costs._clock import GRID, LayerClock, calls
 from stamppruner.costs._tables import Tables
 from stamppruner.errors import BudgetError
+from stamppruner.heap import memory_kept
 from stamppruner.inputs import Inputs
 from stamppruner.latency import latencies_ms, threads_set, train_steps_ms
 from stamppruner.progress import bar
@@ -51,7 +52,7 @@ class Latency(Cost):
         self._inputs = graph.example
         self._layer_share, self._rest, self._fixed = 1.0, 0.0, 0.0
         device = setting.device or str(layers.first_floating(model).device)
-        with threads_set(setting.threads):
+        with threads_set(setting.threads), memory_kept():
             placed = copy.deepcopy(model).to(device)
             self._measure_layers(placed, graph, setting.batch_size, device)
             super().__init__(model, graph, setting)
