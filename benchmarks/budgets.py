@@ -44,6 +44,7 @@ from stamppruner.surgery import cut
 RESULTS = Path(__file__).parent / "results" / "budgets.json"
 SHARES = (0.75, 0.5, 0.25, 0.1)
 LATENCY_SHARES = (0.75, 0.5, 0.35)
+PROCESSES = 3
 COSTS = ("macs", "params", "size_bytes", "activation_bytes")
 Record = dict[str, Any]
 
@@ -126,7 +127,7 @@ def exact() -> Iterator[Record]:
 
 
 def latency() -> Iterator[Record]:
-    """Budgets in milliseconds; the slim network is timed again in a process of its own."""
+    """Budgets in milliseconds; the slim network is timed again in processes of their own."""
     for name in ("resnet18", "mobilenet_v2", "efficientnet_b0"):
         model, graph, scores = prepared(name)
         for batch in (1, 32):
@@ -136,11 +137,12 @@ def latency() -> Iterator[Record]:
                 start = time.perf_counter()
                 met = meet(model, chooser, scores, budget)
                 seconds, times = time.perf_counter() - start, met.times["latency_ms"]
-                again, default = afresh(name, met.plan, batch)
+                new = [afresh(name, met.plan, batch) for _ in range(PROCESSES)]
+                fresh, default = zip(*new, strict=True)
                 yield {
                     "net": name, "batch_size": batch, "share": share, "seconds": seconds,
                     "predicted": times.predicted / times.before,
-                    "measured": times.after / times.before, "fresh": again,
+                    "measured": times.after / times.before, "fresh": fresh,
                     "default_heap": default, "full_ms": times.before,
                 }  # fmt: skip
 
@@ -272,16 +274,22 @@ def tables(record: Record) -> str:
         head = ["budget", "round_to", "98 to 100% used", "least", "most", "refused", "s, at most"]
         text += "\nNine networks at 75, 50, 25 and 10%:\n\n" + markdown_table(head, rows) + "\n"
     if found := record.get("latency"):
-        head = ["network", "batch", "asked", "predicted", "measured", "in a new process",
-                "with glibc's default heap", "s"]  # fmt: skip
+        head = ["network", "batch", "asked", "predicted", "measured", "in new processes",
+                "median", "with glibc's default heap", "s"]  # fmt: skip
         rows = [
             [r["net"], r["batch_size"], f"{r['share']:.0%}", f"{r['predicted']:.1%}",
-             f"{r['measured']:.1%}", f"{r['fresh']:.1%}", f"{r['default_heap']:.1%}",
+             f"{r['measured']:.1%}", ", ".join(f"{share:.1%}" for share in r["fresh"]),
+             f"{np.median(r['fresh']):.1%}", f"{np.median(r['default_heap']):.1%}",
              f"{r['seconds']:.0f}"]
             for r in found
         ]  # fmt: skip
-        near = sum(abs(r["fresh"] / r["share"] - 1) <= 0.05 for r in found)
-        text += f"\nLatency, of the full network's; {near} of {len(found)} within 5% of the budget:"
+        used = [[share / r["share"] for share in r["fresh"]] for r in found]
+        tries, medians = [u for row in used for u in row], [float(np.median(row)) for row in used]
+        text += (
+            f"\nLatency, of the full network's. Within 5% of the budget in a new process: "
+            f"{_near(tries)} tries, {_near(medians)} medians of {PROCESSES}; at most 5% above it: "
+            f"{sum(u <= 1.05 for u in tries)} tries:"
+        )
         text += "\n\n" + markdown_table(head, rows) + "\n"
     if found := record.get("speed"):
         head = ["network", "type", "mode", "tool", "MACs, times fewer", "times faster", "share"]
@@ -292,6 +300,10 @@ def tables(record: Record) -> str:
         ]  # fmt: skip
         text += "\nSpeed-up, batches of 64 at 32x32:\n\n" + markdown_table(head, rows) + "\n"
     return text
+
+
+def _near(used: list[float]) -> str:
+    return f"{sum(abs(u - 1) <= 0.05 for u in used)} of {len(used)}"
 
 
 def main() -> None:

@@ -124,6 +124,7 @@ class _Bracket:
         self._span = full - least
         self._fits, self._fails = (least, bound * least / full), (full, max(cost.full, bound))
         self._longest = self._fits
+        self._failed = [self._fails]
         self.limit = min(full, _AIM * bound)
 
     @property
@@ -140,11 +141,21 @@ class _Bracket:
         else:
             stuck = predicted >= self._fails[0]
             self._fails = min(predicted, self._fails[0]), measured
+            self._failed.append((predicted, measured))
         self._move(stuck=stuck)
 
     def widen(self) -> None:
         """Look again between the candidates on both sides of the bound, as there are finer ones."""
         self._fits = self._longest
+        self._move()
+
+    def go_on_from(self, predicted: float, measured: float) -> None:
+        """Look between a candidate that fits and the next longer prediction that failed.
+
+        Shorter ones that failed are passed over: times are no smooth function of the widths.
+        """
+        self._fits = predicted, measured
+        self._fails = min(failed for failed in self._failed if failed[0] > predicted)
         self._move()
 
     def _move(self, *, stuck: bool = False) -> None:
@@ -174,6 +185,7 @@ class _Search:
         ]
         self.known: dict[bytes, Met] = {}
         self.confirmed: set[bytes] = set()
+        self.left: set[bytes] = set()
         finest = chooser.round_to or 1
         self.multiples = [m for m in (finest, *MULTIPLES) if m % finest == 0]
         self.multiple = chooser.round_to
@@ -225,16 +237,30 @@ class _Search:
             kept = float(self.scores[met.plan.keep].sum())
             if used <= 1 and kept > most:
                 best, most = met, kept
-            if _NEAR <= used <= 1:
-                break
-            for bracket in self.brackets:
-                predicted = met.times[bracket.cost.name].predicted
-                bracket.learn(predicted, self._used(bracket, met) * bracket.bound)
-            if all(bracket.is_narrow for bracket in self.brackets) and not self._finer():
+            done = _NEAR <= used <= 1
+            if not done:
+                for bracket in self.brackets:
+                    predicted = met.times[bracket.cost.name].predicted
+                    bracket.learn(predicted, self._used(bracket, met) * bracket.bound)
+                done = all(bracket.is_narrow for bracket in self.brackets) and not self._finer()
+            if done and not self._goes_on_from(best):
                 break
         if best is None:
             raise BudgetError(self._missed())
         return best
+
+    def _goes_on_from(self, best: Met | None) -> bool:
+        """Search above the best candidate, once, if it leaves much of the budget unused."""
+        if best is None or self._most_used(best) >= _NEAR:
+            return False
+        key = best.plan.keep.tobytes()
+        if key in self.left:
+            return False
+        self.left.add(key)
+        for bracket in self.brackets:
+            predicted = best.times[bracket.cost.name].predicted
+            bracket.go_on_from(predicted, self._used(bracket, best) * bracket.bound)
+        return True
 
     def _finer(self) -> bool:
         """Go on with the next finer multiple, if there is one."""
