@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 _TRIALS = 10
 """Candidates that are measured at most."""
 
+_MORE = 6
+"""Candidates that are measured on top of one that leaves much of the budget unused."""
+
 _STEPS = 60
 """Moves of the limits at most; most of them lead to candidates that are known."""
 
@@ -149,13 +152,16 @@ class _Bracket:
         self._fits = self._longest
         self._move()
 
-    def go_on_from(self, predicted: float, measured: float) -> None:
+    def go_on_from(self, predicted: float, measured: float, *, anew: bool) -> None:
         """Look between a candidate that fits and the next longer prediction that failed.
 
-        Shorter ones that failed are passed over: times are no smooth function of the widths.
+        Shorter ones that failed are passed over; ``anew``, all but the full network are.
         """
-        self._fits = predicted, measured
-        self._fails = min(failed for failed in self._failed if failed[0] > predicted)
+        self._fits = self._longest = predicted, measured
+        if anew:
+            del self._failed[1:]
+        longer = [failed for failed in self._failed if failed[0] > predicted]
+        self._fails = min(longer, default=self._failed[0])
         self._move()
 
     def _move(self, *, stuck: bool = False) -> None:
@@ -184,8 +190,10 @@ class _Search:
             for cost, limit in limits.items()
         ]
         self.known: dict[bytes, Met] = {}
+        self.coarsest: dict[bytes, int | None] = {}
         self.confirmed: set[bytes] = set()
         self.left: set[bytes] = set()
+        self.base = np.zeros(len(scores), dtype=bool)
         finest = chooser.round_to or 1
         self.multiples = [m for m in (finest, *MULTIPLES) if m % finest == 0]
         self.multiple = chooser.round_to
@@ -224,10 +232,8 @@ class _Search:
 
         Where steps of the fast multiple leave part of the budget unused, finer ones are tried.
         """
-        best, most = None, -np.inf
+        best, most, trials = None, -np.inf, _TRIALS
         for _ in range(_STEPS):
-            if len(self.known) == _TRIALS:
-                break
             met = self._measured(self._candidate())
             used = self._most_used(met)
             if _NEAR <= used <= _PERHAPS:
@@ -243,23 +249,32 @@ class _Search:
                     predicted = met.times[bracket.cost.name].predicted
                     bracket.learn(predicted, self._used(bracket, met) * bracket.bound)
                 done = all(bracket.is_narrow for bracket in self.brackets) and not self._finer()
-            if done and not self._goes_on_from(best):
-                break
+            if done or len(self.known) >= trials:
+                if not self._goes_on_from(best):
+                    break
+                trials = len(self.known) + _MORE
         if best is None:
             raise BudgetError(self._missed())
         return best
 
     def _goes_on_from(self, best: Met | None) -> bool:
-        """Search above the best candidate, once, if it leaves much of the budget unused."""
-        if best is None or self._most_used(best) >= _NEAR:
+        """Search above the best candidate, if it leaves much of the budget unused.
+
+        Times are no smooth function of the widths: a slower candidate with worse scores may lie
+        nearer to the bound. First all longer predictions are tried; then what has all channels of
+        the best candidate, and more, and so better scores.
+        """
+        if best is None or self._most_used(best) >= _NEAR or (best.plan.keep == self.base).all():
             return False
         key = best.plan.keep.tobytes()
-        if key in self.left:
-            return False
+        anew = key in self.left
         self.left.add(key)
+        if anew:
+            self.base, self.multiple = best.plan.keep, self.coarsest[key]
         for bracket in self.brackets:
             predicted = best.times[bracket.cost.name].predicted
-            bracket.go_on_from(predicted, self._used(bracket, best) * bracket.bound)
+            measured = self._used(bracket, best) * bracket.bound
+            bracket.go_on_from(predicted, measured, anew=anew)
         return True
 
     def _finer(self) -> bool:
@@ -274,9 +289,10 @@ class _Search:
     def _candidate(self) -> ChannelPlan:
         """What the predictions allow; if that is nothing, the floors."""
         bounds = {b.cost.name: b.limit for b in self.brackets}
+        scores = self.scores + self.base * np.ptp(self.scores)
         try:
             return self.chooser.choose(
-                self.scores, self.budget, predicted=bounds, multiple=self.multiple
+                scores, self.budget, predicted=bounds, multiple=self.multiple
             )
         except BudgetError:
             for cost in self.chooser.costs_of(self.budget):
@@ -289,6 +305,7 @@ class _Search:
         key = plan.keep.tobytes()
         if key not in self.known:
             self.known[key] = Met(plan, self._times(plan))
+            self.coarsest[key] = self.multiple
         return self.known[key]
 
     def _times(self, plan: ChannelPlan) -> dict[str, Times]:

@@ -23,26 +23,31 @@ GRAPH = trace_channels(MODEL, torch.zeros(1, 3, 32, 32))
 SCORES = np.random.default_rng(0).random(GRAPH.num_channels)
 
 
-def clock(power: float, factor: float = 1.0):
-    """Milliseconds as a power of the multiply-adds, a batch."""
+def clock(milliseconds):
+    """A clock that reads ``milliseconds(model, millions of operations a batch)``."""
 
     def timed(models, inputs, *, samples, seconds):
         found = []
         for model in models:
             with FlopCounterMode(display=False) as counter, torch.no_grad():
                 inputs.random(samples, 0).call(model)
-            found.append(factor * (counter.get_total_flops() / 1e6) ** power)
+            found.append(milliseconds(model, counter.get_total_flops() / 1e6))
         return found
 
     return staticmethod(timed)
 
 
-@pytest.fixture(params=[0.4, 1.0, 1.6], ids=lambda power: f"macs**{power}")
-def chooser(request, monkeypatch):
-    monkeypatch.setattr(LatencyMs, "timed", clock(request.param))
-    monkeypatch.setattr(TrainStepMs, "timed", clock(1.0, 3.0))
+@pytest.fixture
+def tables(monkeypatch):
+    """What tables of layers predict, kept on no disk."""
     monkeypatch.setattr(LayerClock, "_time", lambda _clock, _module, _shape, i, o: 1e-3 * i * o + 1)
     monkeypatch.setenv("STAMPPRUNER_CACHE", "")
+
+
+@pytest.fixture(params=[0.4, 1.0, 1.6], ids=lambda power: f"macs**{power}")
+def chooser(request, monkeypatch, tables):
+    monkeypatch.setattr(LatencyMs, "timed", clock(lambda _, work: work**request.param))
+    monkeypatch.setattr(TrainStepMs, "timed", clock(lambda _, work: 3 * work))
     return Chooser(MODEL, GRAPH, floor=0.02)
 
 
@@ -61,6 +66,13 @@ def test_milliseconds_are_taken_as_they_are(chooser):
     assert whole > 2
     met = meet(MODEL, chooser, SCORES, Budget(latency_ms=0.6 * whole))
     assert 0.57 * whole <= met.times["latency_ms"].after <= 0.6 * whole
+
+
+@pytest.mark.parametrize("rung", [1, 8])
+def test_a_budget_above_the_full_network_keeps_it(chooser, rung):
+    own = Chooser(MODEL, GRAPH, round_to=rung)
+    met = meet(MODEL, own, SCORES, Budget(latency_ms=2 * chooser.cost("latency_ms").full))
+    assert met.plan.keep.all()
 
 
 def test_several_bounds_hold_at_once(chooser):
@@ -92,17 +104,12 @@ def test_budgets_of_widths_alone_measure_nothing(chooser, monkeypatch):
 def wasteful(multiple, factor=1.3):
     """A clock that is slow for convolutions whose widths are no multiples."""
 
-    def timed(models, inputs, *, samples, seconds):
-        found = []
-        for model in models:
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                inputs.random(samples, 0).call(model)
-            widths = [m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
-            odd = [width for width in widths if width > 4 and width % multiple]
-            found.append(counter.get_total_flops() / 1e6 * (factor if odd else 1.0))
-        return found
+    def milliseconds(model, work):
+        widths = [m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
+        odd = any(width > 4 and width % multiple for width in widths)
+        return work * (factor if odd else 1.0)
 
-    return staticmethod(timed)
+    return clock(milliseconds)
 
 
 WIDE = nn.Sequential(nn.Conv2d(3, 512, 3), nn.ReLU(), nn.Conv2d(512, 512, 1), nn.ReLU(),
@@ -113,10 +120,8 @@ WIDE_SCORES = np.random.default_rng(0).random(WIDE_GRAPH.num_channels)
 
 @pytest.mark.parametrize("multiple", [1, 16, 64])
 @pytest.mark.parametrize("budget", [Budget(macs=0.4), Budget(latency_ms=0.5)], ids=str)
-def test_the_finest_widths_that_are_fast_are_taken(monkeypatch, multiple, budget):
+def test_the_finest_widths_that_are_fast_are_taken(monkeypatch, tables, multiple, budget):
     monkeypatch.setattr(LatencyMs, "timed", wasteful(multiple))
-    monkeypatch.setattr(LayerClock, "_time", lambda _clock, _module, _shape, i, o: 1e-3 * i * o + 1)
-    monkeypatch.setenv("STAMPPRUNER_CACHE", "")
     chooser = Chooser(WIDE, WIDE_GRAPH, round_to=None)
     met = meet(WIDE, chooser, WIDE_SCORES, budget)
     kept = [int(met.plan.keep[g.channels].sum()) for g in WIDE_GRAPH.groups]
@@ -127,36 +132,29 @@ def test_the_finest_widths_that_are_fast_are_taken(monkeypatch, multiple, budget
 
 
 @pytest.mark.parametrize("share", [0.6, 0.33, 0.2])
-def test_finer_widths_use_what_fast_ones_leave(monkeypatch, share):
+def test_finer_widths_use_what_fast_ones_leave(monkeypatch, tables, share):
     monkeypatch.setattr(LatencyMs, "timed", wasteful(64, 1.05))
-    monkeypatch.setattr(LayerClock, "_time", lambda _clock, _module, _shape, i, o: 1e-3 * i * o + 1)
-    monkeypatch.setenv("STAMPPRUNER_CACHE", "")
     chooser = Chooser(WIDE, WIDE_GRAPH, round_to=None)
     times = meet(WIDE, chooser, WIDE_SCORES, Budget(latency_ms=share)).times["latency_ms"]
     assert 0.95 * share <= times.after / times.before <= share
 
 
 def rough(salt):
-    """A clock of multiply-adds that any change of widths moves by up to a fifth."""
+    """A clock that any change of widths moves by up to a fifth."""
 
-    def timed(models, inputs, *, samples, seconds):
-        found = []
-        for model in models:
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                inputs.random(samples, 0).call(model)
-            flops = counter.get_total_flops()
-            found.append(flops / 1e6 * (1 + 0.2 * (crc32(f"{salt} {flops}".encode()) % 1000) / 1e3))
-        return found
+    def milliseconds(_model, work):
+        chance = crc32(f"{salt} {round(work * 1e6)}".encode()) % 1000 / 1000
+        return work * (1 + 0.2 * chance)
 
-    return staticmethod(timed)
+    return clock(milliseconds)
 
 
-@pytest.mark.parametrize(("salt", "share"), [(2, 0.35), (6, 0.5), (7, 0.35)])
-def test_a_fast_network_does_not_end_the_search_for_larger_ones(monkeypatch, salt, share):
+@pytest.mark.parametrize(
+    ("salt", "share"), [(2, 0.35), (5, 0.5), (6, 0.5), (7, 0.35), (9, 0.35), (13, 0.35)]
+)
+def test_a_fast_network_does_not_end_the_search_for_larger_ones(monkeypatch, tables, salt, share):
     """A slower one with fewer channels lies just below the bound, and is no reason to stop."""
     monkeypatch.setattr(LatencyMs, "timed", rough(salt))
-    monkeypatch.setattr(LayerClock, "_time", lambda _clock, _module, _shape, i, o: 1e-3 * i * o + 1)
-    monkeypatch.setenv("STAMPPRUNER_CACHE", "")
     chooser = Chooser(MODEL, GRAPH, floor=0.02, round_to=8)
     times = meet(MODEL, chooser, SCORES, Budget(latency_ms=share)).times["latency_ms"]
     assert 0.95 * share <= times.after / times.before <= share
