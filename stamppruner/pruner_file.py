@@ -15,10 +15,10 @@ from stamppruner.io import (
     PathLike,
     parse_record,
     read_safetensors,
-    same_kind,
     write_safetensors,
 )
 from stamppruner.pruner_record import Saved
+from stamppruner.state_dicts import load_state_
 
 FORMAT = "stamppruner.pruner"
 VERSION = 1
@@ -72,17 +72,7 @@ def load_part_(module: nn.Module, part: str, tensors: Mapping[str, Tensor], path
     """
     prefix = part + "."
     state = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    own = module.state_dict()
-    other = [n for n, t in state.items() if n in own and not same_kind(t.dtype, own[n].dtype)]
-    if other:
-        raise CheckpointError(
-            f"{path} does not fit the {part}: {other[0]!r} is {state[other[0]].dtype} in the file "
-            f"and {own[other[0]].dtype} in the {part}"
-        )
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit the {part}: {str(error)[:4000]}") from error
+    load_state_(module, state, path, f"Pass the {part} that was saved", f"the {part}")
 
 
 def check_parts(

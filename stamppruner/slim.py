@@ -22,12 +22,12 @@ from stamppruner.io import (
     parse_record,
     read_metadata,
     read_safetensors,
-    same_kind,
     write_safetensors,
 )
 from stamppruner.layers import WIDTH_ATTRIBUTES, written_shapes
 from stamppruner.projection import projections, replay_
 from stamppruner.rewire import is_place, restore_
+from stamppruner.state_dicts import misfit, plain
 
 FORMAT = "stamppruner.slim"
 VERSION = 1
@@ -167,35 +167,12 @@ def _unsaved(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _check_names(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike) -> None:
-    own = model.state_dict()
-    missing = sorted(own.keys() - tensors.keys())
-    own |= _unsaved(model)
-    extra = sorted(tensors.keys() - own.keys())
-    both = [(n, own[n], tensors[n]) for n in sorted(own.keys() & tensors.keys())]
-    ranks = [n for n, a, b in both if a.dim() != b.dim()]
-    dtypes = [n for n, a, b in both if not same_kind(a.dtype, b.dtype)]
-    empty = [n for n, a, b in both if a.numel() and not b.numel()]
-    problems = [
-        f"{what} {', '.join(map(_plain, names[:5]))}{', ...' if len(names) > 5 else ''}"
-        for what, names in (
-            ("the file lacks", missing),
-            ("the model lacks", extra),
-            ("other number of axes:", ranks),
-            ("other kind of numbers:", dtypes),
-            ("no values in the file:", empty),
-        )
-        if names
-    ]
-    if problems:
+    own, optional = model.state_dict(), _unsaved(model)
+    if text := misfit(own, tensors, optional=optional, widths_may_differ=True):
         raise CheckpointError(
-            f"{path} does not fit {type(model).__name__}: {'; '.join(problems)}. Pass the model "
-            "class (and code version) that was pruned"
+            f"{path} does not fit {type(model).__name__}: {text}. Pass the model class (and code "
+            "version) that was pruned"
         )
-
-
-def _plain(name: str) -> str:
-    """A name of the file that is safe to print."""
-    return name if name.isprintable() and len(name) < 200 else shown(name)
 
 
 def _may_change(module: nn.Module, attribute: str, value: Any, others: Mapping[str, Any]) -> bool:
@@ -235,7 +212,7 @@ def _apply_widths(model: nn.Module, widths: Any, path: PathLike) -> None:
                 or not _may_change(modules[name], attribute, value, attributes)
             ):
                 raise CheckpointError(
-                    f"{path}: {name!r} cannot have {_plain(attribute)} = {shown(value)}: the file "
+                    f"{path}: {name!r} cannot have {plain(attribute)} = {shown(value)}: the file "
                     "is damaged or of another model"
                 )
             value = tuple(value) if attribute == _SHAPE else value

@@ -38,6 +38,7 @@ from stamppruner.models import resnet18, vgg19
 from stamppruner.progress import bar
 from stamppruner.pruner import STAMPPruner
 from stamppruner.result import PruneResult
+from stamppruner.state_dicts import load_state_
 from stamppruner.summary import versions
 from stamppruner.tasks import TaskSampler
 
@@ -235,10 +236,7 @@ class Bench:
         path = self.folder / _BACKBONE
         if path.exists():
             tensors, _ = read_safetensors(path)
-            try:
-                model.load_state_dict(tensors)
-            except RuntimeError as error:
-                raise CheckpointError(f"{path} does not fit ({error}): remove it") from error
+            load_state_(model, tensors, path, "Remove it, or choose another folder")
             return model.eval()
         self.say(f"training the backbone on {len(train)} images of {preset.reference}")
         start = perf_counter()
