@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from stamppruner import describe, load_slim
 from stamppruner.data import digits
@@ -132,6 +133,8 @@ def test_detection(tmp_path, monkeypatch, capsys):
     losses = [float(x) for x in re.findall(r"loss of the \w+ detector +([\d.]+)", out)]
     assert len(losses) == 2
     assert all(0 < loss < 100 for loss in losses)
+    assert len(re.findall(r"\d of 4 squares are found", out)) == 2
+    assert all(t.isfinite().all() for t in load_file(tmp_path / "detector.safetensors").values())
 
 
 def test_onnx_serving(tmp_path, monkeypatch, capsys):

@@ -35,7 +35,7 @@ RUNS = {
     "mobilenet_latency": "--size 96",
     "many_targets": "--epochs 10",
     "segmentation": "",
-    "detection": "--epochs 2",
+    "detection": "",
     "lightning_finetune": "",
     "accelerate_finetune": "",
     "onnx_serving": "",
