@@ -109,7 +109,26 @@ def _table_of(record: dict[str, Any]) -> str:
     """The table of a record of digits.py, budgets.py or ``stamppruner bench``."""
     if "preset" in record:
         return markdown(record, DOLLARS_PER_HOUR)
+    if "estimates" in record:
+        return _estimates(record["estimates"])
     return budget_tables(record) if "exact" in record else table(record["runs"])
+
+
+def _estimates(found: dict[str, Any]) -> str:
+    """Hours of presets, from what ``stamppruner bench --estimate --json`` printed."""
+    headers = ["preset", "backbone", "meta-fitting", "with the paper's settings", "cells",
+               "all cells", "in all"]  # fmt: skip
+    rows = [
+        [
+            f"`{name}`",
+            *(f"{seconds / 3600:,.0f}" for seconds in one["steps"].values()),
+            str(one["number"]),
+            f"{one['cells'] / 3600:,.0f}",
+            f"{one['hours']:,.0f}",
+        ]
+        for name, one in found.items()
+    ]
+    return markdown_table(headers, rows)
 
 
 def draw(folder: Path) -> None:

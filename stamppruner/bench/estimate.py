@@ -60,14 +60,14 @@ class Estimate:
         return text_table(["step", "expected"], rows)
 
 
-def brief(preset: Preset) -> Preset:
-    """The preset with one epoch, one seed, no pictures, and rates at which noise does no harm."""
+def brief(preset: Preset, epochs: int = 1) -> Preset:
+    """The preset with few epochs, one seed, no pictures, and rates at which noise does no harm."""
 
-    def once(training: Training) -> Training:
-        return dataclasses.replace(training, epochs=1, lr=training.lr / 1000)
+    def few(training: Training) -> Training:
+        return dataclasses.replace(training, epochs=epochs, lr=training.lr / 1000)
 
     return dataclasses.replace(
-        preset, backbone=once(preset.backbone), finetune=once(preset.finetune), rates={},
+        preset, backbone=few(preset.backbone), finetune=few(preset.finetune), rates={},
         seeds=preset.seeds[:1], budgets=(), weight_shares=(), sizes=(), prune_epochs=(),
         kl_scales=(),
     )  # fmt: skip
@@ -83,6 +83,9 @@ def estimate(
 ) -> Estimate:
     """Run every row for one epoch of a few batches, an iteration of meta-fitting, and multiply.
 
+    Methods that learn on the target run for two epochs as well, which tells what of their search is
+    done once.
+
     Args:
         preset: to be estimated.
         sources: that it would read; of known data sets nothing is read.
@@ -96,34 +99,36 @@ def estimate(
     images = _BATCHES * preset.finetune.batch_size
     config = preset.stamp_config()
     noise = Sources(folders=sources.folders, stand_in=images)
-    with TemporaryDirectory() as folder:
-        bench = Bench(
-            brief(preset),
-            folder,
-            noise,
-            rows=rows,
-            device=device,
-            say=say,
-            progress=False,
-            speed=False,
-        )
+    settings: dict[str, Any] = {"device": device, "say": say, "progress": False, "speed": False}
+    with TemporaryDirectory() as folder, TemporaryDirectory() as other:
+        bench = Bench(brief(preset), folder, noise, rows=rows, **settings)
         classes = noise.pair(preset.reference)[0].num_classes
         bench.backbone = new_network(preset, classes, bench.device).eval()
         steps = {"meta-fitting": _meta_fit(bench, config, say)}
         if preset.paper_config is not None:
             paper = preset.stamp_paper_config()
             steps["meta-fitting, paper's settings"] = _meta_fit(bench, paper, say, paper=True)
-        bench.run()
-        found: dict[str, Any] = {cell["row"]: cell for cell in bench.record["cells"]}
+        found = _found(bench)
+        learning = [name for name in bench.rows if ROWS[name].learns]
+        again = Bench(brief(preset, epochs=2), other, noise, rows=learning, **settings)
+        again.backbone, again.pruner = bench.backbone, bench.pruner
+        longer = _found(again)
     epochs = preset.finetune.epochs
     full = found.get("Full") or next(iter(found.values()))
 
+    def search(row: str, share: float) -> float:
+        """Grows with the images if it learns, and what it does in every epoch with these."""
+        once = found[row]["search_seconds"]
+        if row not in longer:
+            return once
+        epoch = min(once, max(0.0, longer[row]["search_seconds"] - once))
+        return share * (once + (epochs - 1) * epoch)
+
     def seconds(cell: Cell) -> float:
-        row, run = ROWS[cell.row], found[cell.row]
         share = (cell.images or sources.size(cell.target)) / images
-        search = run["search_seconds"] * (epochs * share if row.learns else 1)
         gates = (cell.prune_epochs or 0) * full["finetune_seconds"] * share
-        return search + gates + run["finetune_seconds"] * epochs * share
+        training = found[cell.row]["finetune_seconds"] * epochs * share
+        return search(cell.row, share) + gates + training
 
     passes = preset.backbone.epochs * sources.size(preset.reference) / images
     cells = grid(preset, bench.rows)
@@ -134,6 +139,12 @@ def estimate(
         cells=sum(map(seconds, cells)),
         number=len(cells),
     )
+
+
+def _found(bench: Bench) -> dict[str, dict[str, Any]]:
+    """The records of its cells, by row."""
+    bench.run()
+    return {cell["row"]: cell for cell in bench.record["cells"]}
 
 
 def _meta_fit(

@@ -285,6 +285,24 @@ def test_a_cost_is_estimated_from_one_epoch(monkeypatch: pytest.MonkeyPatch) -> 
     assert 0.2 < half.rows["Full"] / found.rows["Full"] < 0.9
 
 
+def test_what_a_search_does_once_is_not_multiplied_by_epochs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "_MEASURED_SECONDS", 0.001)
+    run = Bench._run
+
+    def slow(self: Bench, cell: Cell) -> dict[str, Any]:
+        seconds = 10.0 + 2.0 * self.preset.finetune.epochs
+        return run(self, cell) | {"search_seconds": seconds, "finetune_seconds": 0.0}
+
+    monkeypatch.setattr(Bench, "_run", slow)
+    long = dataclasses.replace(TINY, images=None, finetune=Training(30, 0.1, 20))
+    found = estimate(long, Sources("/nowhere"), rows=["BBDropout", "STAMP"])
+    assert found.rows["STAMP"] == pytest.approx(12.0)
+    # 50,000 images, of which 40 stood in
+    assert found.rows["BBDropout"] == pytest.approx((10.0 + 30 * 2.0) * 50_000 / 40)
+
+
 @pytest.fixture
 def preset_file(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.json"
