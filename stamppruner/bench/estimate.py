@@ -26,6 +26,9 @@ from stamppruner.tasks import TaskSampler
 _BATCHES = 2
 """Of the batch size of fine-tuning: images that stand in for a target."""
 
+_EPOCHS = 4
+"""Of the longer run of what learns on a target: one epoch is little beside a search."""
+
 _WEIGHT_STEPS = 2
 
 
@@ -83,8 +86,8 @@ def estimate(
 ) -> Estimate:
     """Run every row for one epoch of a few batches, an iteration of meta-fitting, and multiply.
 
-    Methods that learn on the target run for two epochs as well, which tells what of their search is
-    done once.
+    Methods that learn on the target run for some epochs as well, which tells what of their search
+    is done once.
 
     Args:
         preset: to be estimated.
@@ -110,7 +113,7 @@ def estimate(
             steps["meta-fitting, paper's settings"] = _meta_fit(bench, paper, say, paper=True)
         found = _found(bench)
         learning = [name for name in bench.rows if ROWS[name].learns]
-        again = Bench(brief(preset, epochs=2), other, noise, rows=learning, **settings)
+        again = Bench(brief(preset, _EPOCHS), other, noise, rows=learning, **settings)
         again.backbone, again.pruner = bench.backbone, bench.pruner
         longer = _found(again)
     epochs = preset.finetune.epochs
@@ -121,7 +124,8 @@ def estimate(
         once = found[row]["search_seconds"]
         if row not in longer:
             return once
-        epoch = min(once, max(0.0, longer[row]["search_seconds"] - once))
+        epoch = (longer[row]["search_seconds"] - once) / (_EPOCHS - 1)
+        epoch = min(once, max(0.0, epoch))
         return share * (once + (epochs - 1) * epoch)
 
     def seconds(cell: Cell) -> float:
