@@ -70,13 +70,17 @@ def load_state_(
         name: of the module, by default its class.
 
     Raises:
-        CheckpointError: names, shapes or kinds of number differ; the first of each are listed.
+        CheckpointError: names, shapes or kinds of number differ; the first of each are listed. Or
+            the module refuses them.
     """
+    name = name or type(module).__name__
     if (text := misfit(module.state_dict(), tensors)) is not None:
-        raise CheckpointError(
-            f"{path} does not fit {name or type(module).__name__}: {text}. {remedy}"
-        )
-    module.load_state_dict(tensors)
+        raise CheckpointError(f"{path} does not fit {name}: {text}. {remedy}")
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:  # a module's own rules of loading
+        text = " ".join(str(error).split())
+        raise CheckpointError(f"{path} does not fit {name}: {shown(text)}. {remedy}") from error
 
 
 def plain(name: str) -> str:

@@ -1,5 +1,6 @@
 """While times are measured, memory stays with the process; afterwards it is given back."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -21,7 +22,8 @@ glibc = pytest.mark.skipif(heap._glibc() is None, reason="needs glibc")
 
 @pytest.fixture(autouse=True)
 def defaults(monkeypatch):
-    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
+    configured = [n for n in os.environ if n.startswith("MALLOC_") and n.endswith("_")]
+    for name in (*configured, "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
 
 

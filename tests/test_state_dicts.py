@@ -51,6 +51,17 @@ def test_what_is_optional_may_be_there_or_not():
     assert misfit(own, own | optional) == "the model lacks extra"
 
 
+def test_what_a_module_refuses_by_itself_is_told_in_a_line():
+    class Strict(nn.Linear):
+        def _load_from_state_dict(self, state, prefix, *others):
+            others[-1].append("no such\nweights")
+
+    with pytest.raises(
+        CheckpointError, match=r"^f does not fit Strict: .*no such weights.*Remedy$"
+    ):
+        load_state_(Strict(2, 2), nn.Linear(2, 2).state_dict(), "f", "Remedy")
+
+
 def test_a_wrong_model_is_told_in_a_line_and_stays():
     module = resnet18(10, width=0.125)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
