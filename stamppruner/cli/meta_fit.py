@@ -35,6 +35,7 @@ def add_to(commands: Any) -> None:
     add("--weights", metavar="FILE", help="state dict of the backbone, *.safetensors")
     add("--pretrained", action="store_true", help="fetch the library's own weights")
     add("--train", type=int, default=0, metavar="EPOCHS", help="train the backbone first")
+    add("--augment", action="store_true", help="shift and mirror the images at random in --train")
     add("--size", type=int, default=64, metavar="PIXELS", help="side of the images (default 64)")
     add("--ways", type=int, metavar="N", help="classes a task (default 10, or all if fewer)")
     add("--shots", type=int, metavar="N", help="images a class (default 16, or all if fewer)")
@@ -67,6 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from stamppruner.config import STAMPConfig
+    from stamppruner.data import CropFlip
     from stamppruner.finetune import evaluate, finetune
     from stamppruner.io import check_writable
     from stamppruner.pruner import STAMPPruner
@@ -97,7 +99,9 @@ def run(arguments: argparse.Namespace) -> None:
     model = _backbone(arguments, data).to(device)
     progress = not arguments.quiet
     if arguments.train:
-        finetune(model, _group.own_part(data), epochs=arguments.train, lr=0.05, progress=progress)
+        augment = CropFlip(padding=max(1, arguments.size // 8)) if arguments.augment else None
+        images = _group.own_part(data.with_augment(augment, seed=arguments.seed))
+        finetune(model, images, epochs=arguments.train, lr=0.05, progress=progress)
     accuracy = evaluate(model, data)
     _shared.say(arguments, f"backbone: {accuracy:.1%} of the reference images told right")
     if accuracy < 2 / len(data.classes):

@@ -94,6 +94,21 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_reference_can_be_augmented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = write_images(tmp_path / "reference", classes=4, per_class=8)
+    settings = ["--size", 8, "--ways", 2, "--shots", 4, "--iterations", 2, "--data", reference]
+
+    def fitted(name: str, *more: object) -> tuple[float, list[dict[str, float]]]:
+        path = tmp_path / f"{name}.stamp.safetensors"
+        record = ran(capsys, "meta-fit", *MODEL, *settings, "--out", path, *more)
+        return record["backbone_accuracy"], record["history"]
+
+    plain = fitted("plain", "--train", 1)
+    once, again = (fitted(name, "--train", 1, "--augment") for name in ("once", "again"))
+    assert once == again
+    assert once[1] != plain[1]
+
+
 def test_a_backbone_of_other_classes_gets_a_fitted_head(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

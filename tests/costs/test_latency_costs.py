@@ -1,5 +1,6 @@
 """Times from tables: what is predicted between measured points, and what the tables keep."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -69,8 +70,35 @@ def test_measures_networks_in_its_setting(traced):
     before = torch.get_num_threads()
     cost = Watched(model, graph, Setting(batch_size=3, threads=1))
     assert cost.measure([model, model]) == [1.0, 1.0]
-    assert seen == [(3, 1)] * 3
+    assert set(seen) == {(3, 1)}
     assert torch.get_num_threads() == before
+
+
+def test_a_short_pass_is_measured_at_several_places_in_memory(traced, monkeypatch):
+    model, graph = traced
+    cost = LatencyMs(model, graph, Setting(batch_size=3))
+    places = []
+
+    def timed(models, inputs, *, samples, seconds):
+        places.append([next(m.parameters()).data_ptr() for m in models])
+        return [10.0 * len(places), 1.0]
+
+    monkeypatch.setattr(LatencyMs, "timed", staticmethod(timed))
+    assert cost.measure([model, copy.deepcopy(model)]) == [25.0, 1.0]
+    assert places[0][0] == next(model.parameters()).data_ptr()
+    assert len({place for pair in places for place in pair}) == 8
+
+
+def test_a_long_pass_is_measured_once(traced, monkeypatch):
+    model, graph = traced
+    cost = LatencyMs(model, graph, Setting(batch_size=3))
+    monkeypatch.setattr("stamppruner.costs.latency._ALL_SECONDS", 0.0)
+    counted = []
+    monkeypatch.setattr(
+        LatencyMs, "timed", staticmethod(lambda models, *_, **__: counted.append(1) or [1.0])
+    )
+    assert cost.measure([model]) == [1.0]
+    assert len(counted) == 1
 
 
 @pytest.mark.parametrize(
