@@ -57,6 +57,7 @@ MIRRORED = ("cifar10", "animals-vehicles", "inverted")
 """Targets whose classes survive a flip."""
 
 BACKBONE = {"epochs": 24, "lr": 0.1, "batch_size": 128}
+STAGES = ("prune", "finetune")
 Record = dict[str, Any]
 
 
@@ -243,9 +244,19 @@ def _accuracies(runs: list[Record], targets: list[str]) -> str:
                     if ("STAMP", target, macs, r["seed"]) in of
                 ]
             mean, low, high = (100 * x for x in mean_interval(np.array(gaps or [np.nan])))
-            rows.append([*row, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"])
+            own = [r for (m, _, b, _), r in of.items() if (m, b) == (method, share)]
+            seconds = [np.median([r[f"{kind}_seconds"] for r in own]) for kind in STAGES]
+            rows.append(
+                [
+                    *row,
+                    f"{mean:+.1f} ({low:+.1f} to {high:+.1f})",
+                    f"{seconds[0]:.1f} / {seconds[1]:.1f}",
+                ]
+            )
         text += f"\n{100 * macs:.0f}% of the MACs; accuracy before / after fine-tuning, %:\n\n"
-        text += markdown_table(["method", *targets, "STAMP minus it, after"], rows) + "\n"
+        text += (
+            markdown_table(["method", *targets, "STAMP minus it, after", "seconds"], rows) + "\n"
+        )
     return text
 
 
