@@ -56,7 +56,8 @@ meta-fitted; the other methods cut the backbone as it is. *K = 3* learns gates a
 target for three epochs of the full network before the cut, which takes longer than all the rest of
 pruning; STAMP without it has K = 0, the default. Differences are means over the seeds and the
 targets that a method was run on, with 95% intervals of the bootstrap; seconds are medians of
-pruning and of fine-tuning, on one core of a machine that had other work.
+pruning and of fine-tuning, on one core of a machine that had other work. In the first section
+BBDropout has seed 0 alone, random choice and STAMP that was not meta-fitted have seeds 0 and 1.
 
 This page is made by `python benchmarks/tables.py` from JSON that `python benchmarks/small_data.py`
 wrote.
