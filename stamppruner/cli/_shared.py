@@ -15,7 +15,7 @@ from stamppruner.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from torch import nn
 
-    from stamppruner.data import ArrayDataset
+    from stamppruner.data import ArrayDataset, CropFlip
     from stamppruner.pruner import STAMPPruner
 
 
@@ -71,6 +71,13 @@ def show(arguments: argparse.Namespace, text: str, record: Mapping[str, Any]) ->
     if getattr(arguments, "silent", False):
         return
     print(json.dumps(record, indent=2) if arguments.json else text)
+
+
+def shifted_and_mirrored(side: int) -> CropFlip:
+    """What ``--augment`` does to images of ``side`` pixels."""
+    from stamppruner.data import CropFlip
+
+    return CropFlip(padding=max(1, side // 8))
 
 
 def say(arguments: argparse.Namespace, line: str) -> None:

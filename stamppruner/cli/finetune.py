@@ -37,7 +37,6 @@ def run(arguments: argparse.Namespace) -> None:
     """Train, measure, write."""
     import torch
 
-    from stamppruner.data import CropFlip
     from stamppruner.finetune import evaluate, finetune
     from stamppruner.io import check_writable
     from stamppruner.slim import describe, save_slim
@@ -50,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     model = _shared.loaded_slim(arguments)
     before = None if test is None else evaluate(model, test)
     if arguments.augment:
-        data.augment = CropFlip(padding=max(1, data.images.shape[-1] // 8))
+        data.augment = _shared.shifted_and_mirrored(data.images.shape[-1])
     torch.manual_seed(arguments.seed)
     history = finetune(
         model,

@@ -68,7 +68,6 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from stamppruner.config import STAMPConfig
-    from stamppruner.data import CropFlip
     from stamppruner.finetune import evaluate, finetune
     from stamppruner.io import check_writable
     from stamppruner.pruner import STAMPPruner
@@ -99,7 +98,7 @@ def run(arguments: argparse.Namespace) -> None:
     model = _backbone(arguments, data).to(device)
     progress = not arguments.quiet
     if arguments.train:
-        augment = CropFlip(padding=max(1, arguments.size // 8)) if arguments.augment else None
+        augment = _shared.shifted_and_mirrored(arguments.size) if arguments.augment else None
         images = _group.own_part(data.with_augment(augment, seed=arguments.seed))
         finetune(model, images, epochs=arguments.train, lr=0.05, progress=progress)
     accuracy = evaluate(model, data)

@@ -79,7 +79,9 @@ class Latency(Cost):
         start = perf_counter()
         with threads_set(self.setting.threads):
             inputs = Inputs.of(self._inputs, places[0][0])
-            while True:
+            while len(found) < _PLACES:
+                if found:
+                    places.append([copy.deepcopy(m) for m in places[0]])  # others keep theirs
                 found.append(
                     type(self).timed(
                         places[-1],
@@ -88,9 +90,9 @@ class Latency(Cost):
                         seconds=_SECONDS,
                     )
                 )
-                if len(places) == _PLACES or perf_counter() - start > _ALL_SECONDS:
-                    return [float(ms) for ms in np.mean(found, axis=0)]
-                places.append([copy.deepcopy(m) for m in places[0]])  # others keep theirs
+                if perf_counter() - start > _ALL_SECONDS:
+                    break
+        return [float(ms) for ms in np.mean(found, axis=0)]
 
     def per_layer(self, widths: Tensor) -> Tensor:
         """Predicted milliseconds of each layer, with its share of what lies between layers."""
