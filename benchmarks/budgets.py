@@ -127,44 +127,46 @@ def exact() -> Iterator[Record]:
 
 
 def latency() -> Iterator[Record]:
-    """Budgets in milliseconds; the slim network is timed again in processes of their own."""
+    """Budgets in milliseconds; every search, and every check of it, has a process of its own."""
     for name in ("resnet18", "mobilenet_v2", "efficientnet_b0"):
-        model, graph, scores = prepared(name)
         for batch in (1, 32):
-            chooser = Chooser(model, graph, round_to=8)
             for share in LATENCY_SHARES:
-                budget = Budget(latency_ms=share, batch_size=batch, threads=1)
-                start = time.perf_counter()
-                met = meet(model, chooser, scores, budget)
-                seconds, times = time.perf_counter() - start, met.times["latency_ms"]
-                new = [afresh(name, met.plan, batch) for _ in range(PROCESSES)]
-                fresh, default = zip(*new, strict=True)
-                yield {
-                    "net": name, "batch_size": batch, "share": share, "seconds": seconds,
-                    "predicted": times.predicted / times.before,
-                    "measured": times.after / times.before, "fresh": fresh,
-                    "default_heap": default, "full_ms": times.before,
-                }  # fmt: skip
+                with tempfile.TemporaryDirectory() as folder:
+                    keep = Path(folder) / "keep.npy"
+                    found = afresh("search", name, batch, share, keep)
+                    new = [afresh("again", name, batch, keep) for _ in range(PROCESSES)]
+                yield {"net": name, "batch_size": batch, "share": share, **found,
+                       "fresh": [shares["ours"] for shares in new],
+                       "default_heap": [shares["default_heap"] for shares in new]}  # fmt: skip
 
 
-def afresh(name: str, plan: ChannelPlan, batch: int) -> list[float]:
-    """The slim network's share of the full one's time in a new process, as of :func:`again`."""
-    with tempfile.TemporaryDirectory() as folder:
-        keep = Path(folder) / "keep.npy"
-        np.save(keep, plan.keep)
-        command = [sys.executable, __file__, "again", name, str(batch), str(keep)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return [float(share) for share in done.stdout.split()[-2:]]
+def afresh(*argv: object) -> Record:
+    """What a command of this file finds in a new process."""
+    command = [sys.executable, __file__, *map(str, argv)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def again(name: str, batch: int, keep: Path) -> tuple[float, float]:
+def search(name: str, batch: int, share: float, keep: Path) -> Record:
+    """Meet a budget in milliseconds, write down the channels that are kept."""
+    model, graph, scores = prepared(name)
+    chooser = Chooser(model, graph, round_to=8)
+    start = time.perf_counter()
+    met = meet(model, chooser, scores, Budget(latency_ms=share, batch_size=batch, threads=1))
+    seconds, times = time.perf_counter() - start, met.times["latency_ms"]
+    np.save(keep, met.plan.keep)
+    return {"seconds": seconds, "predicted": times.predicted / times.before,
+            "measured": times.after / times.before, "full_ms": times.before}  # fmt: skip
+
+
+def again(name: str, batch: int, keep: Path) -> Record:
     """Shares of the full network's time: as the package measures, and with glibc's default heap."""
     model, graph, _ = prepared(name)
     slim = cut(model, ChannelPlan(graph, np.load(keep)))
     inputs = Inputs.of(torch.zeros(1, 3, 224, 224), model)
     defaults = [default_heap_ms(m, inputs.random(batch, seed=0)) for m in (model, slim)]
     full, left = latencies_ms([model, slim], inputs, samples=batch, seconds=3.0)
-    return left / full, defaults[1] / defaults[0]
+    return {"ours": left / full, "default_heap": defaults[1] / defaults[0]}
 
 
 def default_heap_ms(model: nn.Module, batch: Inputs) -> float:
@@ -308,14 +310,18 @@ def _near(used: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="whether budgets hold")
-    parser.add_argument("what", choices=["exact", "latency", "speed", "table", "again"])
+    parser.add_argument("what", choices=["exact", "latency", "speed", "table", "search", "again"])
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.what == "search":
+        name, batch, share, keep = args.rest
+        print(json.dumps(search(name, int(batch), float(share), Path(keep))))
+        return
     if args.what == "again":
         name, batch, keep = args.rest
-        print(*again(name, int(batch), Path(keep)))
+        print(json.dumps(again(name, int(batch), Path(keep))))
         return
     record: Record = json.loads(args.out.read_text()) if args.out.exists() else {}
     if args.what == "table":

@@ -39,7 +39,7 @@ _STEPS = 60
 _AIM = 0.985
 """Share of a bound that the next candidate aims at: measurements scatter."""
 
-_NEAR = 0.97
+_NEAR = 0.98
 """Share of a bound that is near enough."""
 
 _PERHAPS = 1.1

@@ -29,6 +29,12 @@ from stamppruner.errors import RankError, shown
 from stamppruner.supervision import CLASSIFICATION, Supervision
 from stamppruner.target import Target, check_labels, read_target
 
+if dist.is_available():
+    # Its functions have the process group of the moment of the import as a default argument. The
+    # first step of an optimizer imports it: a group that is there by then is never freed, and its
+    # threads can abort the process at its end.
+    import torch.distributed.nn
+
 T = TypeVar("T")
 
 _BUCKET = 2**23

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,11 @@ def test_commands_for_one_process_say_so(
     assert "inspect runs in one process, not in WORLD_SIZE=2" in capsys.readouterr().err
 
 
-def torchrun(*argv: str, number: int = 2) -> Any:
+def torchrun(*argv: str, program: Sequence[str] = ("-m", "stamppruner"), number: int = 2) -> Any:
     return subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-            str(number), "-m", "stamppruner", *argv,
+            str(number), *program, *argv,
         ],
         env={
             **os.environ,
@@ -115,3 +116,23 @@ def test_torchrun_meta_fits_prunes_and_finetunes(images: Path, tmp_path: Path) -
     assert run.returncode == 0, run.stderr
     assert len(json.loads(run.stdout)["history"]) == 2
     assert describe(tuned)["kept"] == describe(slim)["kept"]
+
+
+THREADS_LEFT = """
+import sys
+from pathlib import Path
+from stamppruner.cli import main
+
+assert main(sys.argv[1:]) == 0
+names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+assert not [name for name in names if "gloo" in name], names
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are named by Linux")
+def test_the_threads_of_the_process_group_end_with_it(images: Path, tmp_path: Path) -> None:
+    """Else they can abort the process at its end."""
+    program = tmp_path / "program.py"
+    program.write_text(THREADS_LEFT)
+    run = torchrun(*command(images, tmp_path / "out"), program=[str(program)])
+    assert run.returncode == 0, run.stderr
