@@ -56,8 +56,7 @@ meta-fitted; the other methods cut the backbone as it is. *K = 3* learns gates a
 target for three epochs of the full network before the cut, which takes longer than all the rest of
 pruning; STAMP without it has K = 0, the default. Differences are means over the seeds and the
 targets that a method was run on, with 95% intervals of the bootstrap; seconds are medians of
-pruning and of fine-tuning, on one core of a machine that had other work. In the first section
-BBDropout has seed 0 alone, random choice and STAMP that was not meta-fitted have seeds 0 and 1.
+pruning and of fine-tuning, on one core of a machine that had other work.
 
 This page is made by `python benchmarks/tables.py` from JSON that `python benchmarks/small_data.py`
 wrote.
@@ -65,7 +64,7 @@ wrote.
 SMALL_DATA = """
 ## {arch} at a width of {width}{how}
 
-{backbone:.1f}% of the reference's held-out images; seeds {seeds}; {epochs} epochs at lr {lr},
+{backbone:.1f}% of the reference's held-out images; seeds {seeds}{fewer}; {epochs} epochs at lr {lr},
 gradients {clipped}; meta-fitted for {iterations} iterations with {weight_steps} steps under
 masks in each. From `benchmarks/results/{name}`{note}.
 """
@@ -89,6 +88,7 @@ def _net(name: str, record: dict[str, Any]) -> str:
         width=setting["width"],
         backbone=100 * setting["backbone_accuracy"],
         seeds=", ".join(map(str, seeds)),
+        fewer=_fewer_seeds(record["runs"], seeds),
         epochs=setting["finetune"]["epochs"],
         lr=setting["finetune"]["lr"],
         how=how,
@@ -99,6 +99,19 @@ def _net(name: str, record: dict[str, Any]) -> str:
         note=", on held-out training images" if setting["held_out"] else "",
     )
     return text + small_data_tables(record)
+
+
+def _fewer_seeds(runs: list[dict[str, Any]], seeds: list[int]) -> str:
+    """Which methods were not run with all seeds, in brackets."""
+    of: dict[str, set[int]] = {}
+    for run in runs:
+        of.setdefault(run["method"], set()).add(run["seed"])
+    text = "; ".join(
+        f"{method}: {', '.join(map(str, sorted(own)))}"
+        for method, own in of.items()
+        if own != set(seeds)
+    )
+    return text and f" ({text})"
 
 
 def fill(text: str) -> str:
