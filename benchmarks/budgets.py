@@ -29,6 +29,7 @@ import torch_pruning
 import torchvision
 from coverage import macs
 from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
 
 from stamppruner import Budget, ChannelGraph, ChannelPlan, check_equivalence, trace_channels
 from stamppruner.baselines import Magnitude
@@ -190,18 +191,21 @@ def speed() -> Iterator[Record]:
         model = SPEED_NETS[name](10).eval().to(memory_format=LAYOUTS[layout])
         graph = trace_channels(model, example)
         scores = Magnitude().scores(model, graph, None)
-        slims = {}
-        for round_to in (8, None):
-            chooser = Chooser(model, graph, round_to=round_to)
-            plan = meet(model, chooser, scores, Budget(macs=0.27, batch_size=64)).plan
-            assert check_equivalence(model, plan)
-            slims[f"stamppruner, round_to={round_to}"] = cut(model, plan)
-        for round_to in (8, None):
-            slims[f"torch-pruning, round_to={round_to}"] = global_ranking(model, example, round_to)
-        slims["half of every width"] = cut(model, halves(graph))
+        others = {
+            f"torch-pruning, round_to={round_to}": global_ranking(model, example, round_to)
+            for round_to in (8, None)
+        }
+        others["half of every width"] = cut(model, halves(graph))
         full = macs(model, example)
         for dtype in (torch.float32, torch.bfloat16):
-            for mode in ("inference", "training"):
+            slims = {}
+            budget = Budget(macs=0.27, batch_size=64, amp=dtype == torch.bfloat16)
+            for round_to in (8, None):
+                plan = meet(model, Chooser(model, graph, round_to=round_to), scores, budget).plan
+                assert check_equivalence(model, plan)
+                slims[f"stamppruner, round_to={round_to}"] = cut(model, plan)
+            slims |= others
+            for mode in ("inference", "inference, folded", "training"):
                 calls = [passes(m, dtype, mode, LAYOUTS[layout]) for m in (model, *slims.values())]
                 whole, *left = in_turns_ms(calls, 4.0)
                 for tool, slim, ms in zip(slims, slims.values(), left, strict=True):
@@ -243,9 +247,10 @@ def global_ranking(model: nn.Module, example: Tensor, round_to: int | None) -> n
 def passes(
     model: nn.Module, dtype: torch.dtype, mode: str, layout: torch.memory_format
 ) -> Callable[[], float]:
-    """Milliseconds of a pass or a training step under autocast."""
+    """Milliseconds of a pass or a training step under autocast; folded: without batch norms."""
     x, y = torch.randn(64, 3, 32, 32).to(memory_format=layout), torch.randint(10, (64,))
-    model = copy.deepcopy(model).train(mode == "training").to(memory_format=layout)
+    model = copy.deepcopy(model).train(mode == "training")
+    model = (fuse(model) if mode == "inference, folded" else model).to(memory_format=layout)
     sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def once() -> float:

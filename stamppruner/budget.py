@@ -71,10 +71,11 @@ class Budget:
             model is.
         batch_size: samples a pass or a training step, for bounds that depend on it.
         threads: of PyTorch on the CPU; by default as many as it uses now.
+        amp: times are measured under bfloat16 autocast.
 
     Raises:
         BudgetError: a bound is not a positive finite number, or there is none; the batch size or
-            the threads are no positive whole number.
+            the threads are no positive whole number, or ``amp`` is no bool.
 
     Example:
         >>> Budget(macs=0.25, params=1e6)
@@ -91,6 +92,7 @@ class Budget:
     device: str | None = None
     batch_size: int = 1
     threads: int | None = None
+    amp: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "threads"):
@@ -98,6 +100,8 @@ class Budget:
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not ((whole and value > 0) or (name == "threads" and value is None)):
                 raise BudgetError(f"Budget({name}={value!r}): pass a positive whole number")
+        if not isinstance(self.amp, bool):
+            raise BudgetError(f"Budget(amp={self.amp!r}): pass True or False")
         if self.device is not None:
             try:
                 torch.device(self.device)
@@ -121,7 +125,7 @@ class Budget:
     @property
     def setting(self) -> Setting:
         """How the network is to run."""
-        return Setting(self.device, self.batch_size, self.threads)
+        return Setting(self.device, self.batch_size, self.threads, self.amp)
 
     def __repr__(self) -> str:
         values = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]

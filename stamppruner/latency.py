@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from statistics import median
 from time import perf_counter
 
@@ -82,13 +82,19 @@ def in_turns_ms(calls: Sequence[Callable[[], float]], seconds: float) -> list[fl
 
 
 @contextmanager
-def threads_set(count: int | None) -> Iterator[None]:
-    """PyTorch on some threads of the CPU; None leaves their number."""
-    before = torch.get_num_threads()
+def running_with(
+    threads: int | None, *, amp: bool = False, device: str | torch.device = "cpu"
+) -> Iterator[None]:
+    """PyTorch on some threads of the CPU, None leaves their number; under bfloat16 autocast.
+
+    Weights are cast in every pass, as where each pass enters autocast.
+    """
+    before, kind = torch.get_num_threads(), torch.device(device).type
     try:
-        if count is not None:
-            torch.set_num_threads(count)
-        yield
+        if threads is not None:
+            torch.set_num_threads(threads)
+        with torch.autocast(kind, torch.bfloat16, cache_enabled=False) if amp else nullcontext():
+            yield
     finally:
         torch.set_num_threads(before)
 

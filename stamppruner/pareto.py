@@ -332,7 +332,7 @@ def _comparable(reports: Sequence[Report]) -> list[Report]:
     """The reports, without latencies that were measured in another setting than the first's."""
 
     def setting(report: Report) -> list[Any]:
-        return [report.settings.get(f"latency_{name}") for name in ("batch_size", "device")]
+        return [report.settings.get(f"latency_{name}") for name in ("batch_size", "device", "amp")]
 
     found = []
     for report in reports:

@@ -15,7 +15,7 @@ from torch import nn
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph, ChannelPlan
 from stamppruner.costs import Setting
-from stamppruner.latency import batch_size, did_not_fall, latencies_ms, threads_set
+from stamppruner.latency import batch_size, did_not_fall, latencies_ms, running_with
 from stamppruner.layers import first_floating
 from stamppruner.meet import Times
 from stamppruner.projection import projections, without_projections
@@ -72,13 +72,14 @@ def make_report(
     for name, time in times.items():
         before[name], after[name] = time.before, time.after
         facts[f"{name}_predicted"] = time.predicted
+    device = setting.device or str(first_floating(dense).device)
     if measure_latency and "latency_ms" not in times and graph.example is not None:
-        with threads_set(setting.threads):
+        with running_with(setting.threads, amp=setting.amp, device=device):
             pair = latencies_ms([given, slim], graph.example, samples=setting.batch_size)
         before["latency_ms"], after["latency_ms"] = pair
     if "latency_ms" in before:
-        device = setting.device or str(first_floating(dense).device)
         facts |= {"latency_batch_size": setting.batch_size, "latency_device": device}
+        facts |= {"latency_amp": True} if setting.amp else {}
         notes += _not_faster(chooser, widths, before, after, setting, device)
     reached = {n: after[n] / before[n] if asked[n] <= 1 else after[n] for n in asked}
     return Report(
@@ -113,7 +114,7 @@ def _not_faster(
     """A warning, with the layers that are to blame, if the network is smaller but not faster."""
     left = after["macs"] / before["macs"] if before["macs"] else 1.0
     pair = before["latency_ms"], after["latency_ms"]
-    where = f"{setting.batch_size} samples on {device}"
+    where = f"{setting.batch_size} samples on {device}{', bfloat16 autocast' * setting.amp}"
     if did_not_fall(*pair, left=left, where=where) is None:
         return []
     cost = chooser.cost("latency_ms", setting)

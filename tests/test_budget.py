@@ -177,6 +177,11 @@ def test_a_budget_needs_a_bound():
         Budget()
 
 
+def test_amp_is_yes_or_no():
+    with pytest.raises(BudgetError, match=r"amp='yes'\): pass True or False"):
+        Budget(macs=0.5, amp="yes")
+
+
 @pytest.mark.parametrize("settings", [{"floor": -0.1}, {"floor": 1.1}, {"round_to": 0}])
 def test_settings_out_of_range(settings):
     with pytest.raises(BudgetError, match=r"floor=.* round_to="):

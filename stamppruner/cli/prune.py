@@ -39,6 +39,7 @@ def add_to(commands: Any) -> None:
     add("--device", help="where the network is to run, for times and memory")
     add("--batch-size", type=int, default=1, metavar="N", help="samples a pass (default 1)")
     add("--threads", type=int, metavar="N", help="of PyTorch on the CPU, for times")
+    add("--amp", action="store_true", help="bfloat16 autocast, for times and --finetune")
     add("--finetune", type=int, metavar="EPOCHS", help="train the network on the images")
     add("--report", metavar="FILE", help="page of what was done, *.html")
     _shared.add_model(prune, required=False)
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         batch_size=arguments.batch_size,
         threads=arguments.threads,
+        amp=arguments.amp,
     )
     for file in (arguments.out, arguments.report):
         if file is not None:
@@ -72,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
     if test is not None:
         result.evaluate(test)
     if arguments.finetune:
-        result.finetune(data, arguments.finetune, progress=progress)
+        result.finetune(data, arguments.finetune, amp=arguments.amp, progress=progress)
         if test is not None:
             result.evaluate(test)
     if _group.first():

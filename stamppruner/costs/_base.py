@@ -22,11 +22,13 @@ class Setting:
         device: such as ``"cpu"`` or ``"cuda:0"``; None: where the model is.
         batch_size: samples a pass.
         threads: of PyTorch on the CPU; None: as many as it uses now.
+        amp: times are those under bfloat16 autocast.
     """
 
     device: str | None = None
     batch_size: int = 1
     threads: int | None = None
+    amp: bool = False
 
 
 HERE = Setting()

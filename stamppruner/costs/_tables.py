@@ -20,7 +20,7 @@ _FOLDER = "~/.cache/stamppruner"
 
 
 class Tables:
-    """Times of one device with a number of threads, by what was timed.
+    """Times of one device with a number of threads, in a precision, by what was timed.
 
     A file that cannot be read counts as empty, one that cannot be written is left out: tables
     save time and nothing depends on them.
@@ -28,10 +28,11 @@ class Tables:
     Args:
         device: such as ``"cpu"`` or ``"cuda:0"``.
         threads: of PyTorch.
+        amp: the times are those under bfloat16 autocast.
     """
 
-    def __init__(self, device: str, threads: int) -> None:
-        name = f"{_hardware(device)} {threads} threads torch {torch.__version__}"
+    def __init__(self, device: str, threads: int, *, amp: bool = False) -> None:
+        name = f"{_hardware(device)} {threads} threads torch {torch.__version__}{' amp' * amp}"
         folder = os.environ.get(CACHE, _FOLDER)
         self._path = Path(folder).expanduser() / f"{re.sub(r'[^A-Za-z0-9.]+', '-', name)}.json"
         self._kept = bool(folder)

@@ -31,7 +31,7 @@ from stamppruner.costs._tables import Tables
 from stamppruner.errors import BudgetError
 from stamppruner.heap import memory_kept
 from stamppruner.inputs import Inputs
-from stamppruner.latency import latencies_ms, threads_set, train_steps_ms
+from stamppruner.latency import latencies_ms, running_with, train_steps_ms
 from stamppruner.progress import bar
 
 _SECONDS = 0.25  # a model at each of its places
@@ -46,7 +46,8 @@ class Latency(Cost):
     """The common part of both costs: milliseconds, measured layer by layer and as a whole.
 
     Raises:
-        BudgetError: the graph was made without example inputs, so there is nothing to time.
+        BudgetError: the graph was made without example inputs, so there is nothing to time; the
+            device has no autocast that is asked for.
     """
 
     unit = "ms"
@@ -59,9 +60,11 @@ class Latency(Cost):
         self._inputs = graph.example
         self._layer_share, self._rest, self._fixed = 1.0, 0.0, 0.0
         device = setting.device or str(layers.first_floating(model).device)
-        with threads_set(setting.threads), memory_kept():
+        if setting.amp and not torch.amp.is_autocast_available(torch.device(device).type):
+            raise BudgetError(f"Budget(amp=True): there is no autocast on {device}")
+        with running_with(setting.threads, amp=setting.amp, device=device), memory_kept():
             placed = copy.deepcopy(model).to(device)
-            self._measure_layers(placed, graph, setting.batch_size, device)
+            self._measure_layers(placed, graph, setting, device)
             super().__init__(model, graph, setting)
             whole = self.measure([placed])[0]
         self._layer_share = min(1.0, whole / self.full)  # layers may be slower on their own
@@ -73,11 +76,12 @@ class Latency(Cost):
 
         They are means over the models and copies of them at other addresses.
         """
-        device = self.setting.device
+        device, amp = self.setting.device, self.setting.amp
         places = [[copy.deepcopy(m).to(device) if device else m for m in models]]
         found: list[list[float]] = []
         start = perf_counter()
-        with threads_set(self.setting.threads):
+        placed_on = layers.first_floating(places[0][0]).device
+        with running_with(self.setting.threads, amp=amp, device=placed_on):
             inputs = Inputs.of(self._inputs, places[0][0])
             while len(found) < _PLACES:
                 if found:
@@ -109,14 +113,15 @@ class Latency(Cost):
         return self._fixed
 
     def _measure_layers(
-        self, model: nn.Module, graph: ChannelGraph, samples: int, device: str
+        self, model: nn.Module, graph: ChannelGraph, setting: Setting, device: str
     ) -> None:
         """Fill the tables: by measurement, or from what was measured before."""
         maps = list(graph.layers.values())
         self._in_full = torch.tensor([float(len(m.inputs)) for m in maps])
         self._out_full = torch.tensor([float(len(m.outputs)) for m in maps])
-        clock = LayerClock(self._statement, Tables(device, torch.get_num_threads()))
-        modules, seen = dict(model.named_modules()), calls(model, graph, samples)
+        tables = Tables(device, torch.get_num_threads(), amp=setting.amp)
+        clock = LayerClock(self._statement, tables)
+        modules, seen = dict(model.named_modules()), calls(model, graph, setting.batch_size)
         grids = torch.zeros(len(maps), len(GRID), len(GRID), dtype=torch.float64)
         elements = torch.zeros(len(maps), dtype=torch.float64)
         for i, layer in enumerate(bar(maps, description="measuring", shown=True, delay=2.0)):

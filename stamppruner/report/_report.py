@@ -191,7 +191,9 @@ class Report:
                 facts.append((kind, f"{len(found)} {what}: {listed}{more}"))
         if "latency_batch_size" in self.settings:
             passes = f"median of forward passes of {self.settings['latency_batch_size']} samples"
-            facts.append(("latency", f"{passes} on {self.settings.get('latency_device', '?')}"))
+            how = ", bfloat16 autocast" * bool(self.settings.get("latency_amp"))
+            where = f"{self.settings.get('latency_device', '?')}{how}"
+            facts.append(("latency", f"{passes} on {where}"))
         facts += [(fmt.label(name), fmt.number(v)) for name, v in self.metrics.items()]
         if self.timings:
             steps = (f"{fmt.label(name)} {fmt.seconds(v)}" for name, v in self.timings.items())

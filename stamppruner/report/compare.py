@@ -202,7 +202,7 @@ def _named(results: Mapping[str, Any] | Iterable[Any]) -> dict[str, Report]:
 
 
 def _setting(report: Report) -> list[Any]:
-    return [report.settings.get(f"latency_{name}") for name in ("batch_size", "device")]
+    return [report.settings.get(f"latency_{name}") for name in ("batch_size", "device", "amp")]
 
 
 def _mark(name: str, report: Report, metric: str) -> Mark:

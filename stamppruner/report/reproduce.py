@@ -80,4 +80,5 @@ def _budget(report: Report, before: str) -> str:
     bounds = [f"{name}={value!r}" for name, value in report.budget.items()]
     if any(name in report.budget for name in _TIMES) and "latency_batch_size" in report.settings:
         bounds.append(f"batch_size={report.settings['latency_batch_size']}")
+        bounds += ["amp=True"] * bool(report.settings.get("latency_amp"))
     return f"{before}Budget({', '.join(bounds)})"

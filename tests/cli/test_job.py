@@ -51,6 +51,11 @@ def test_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert record["images"]["classes"] == ["class0", "class1", "class2"]
     assert record["factory"]["name"] == "vgg"
 
+    timed = ["--latency-ms", 1, "--amp", "--finetune", 1]
+    fast = ran(capsys, "prune", pruner, "--macs", 0.5, *timed, *more, "--out", tmp_path / "fast")
+    assert fast["settings"]["latency_amp"]
+    assert "amp=True" in report.read_text()
+
     trained = ran(
         capsys, "finetune", slim, "--data", photos, "--test", other, "--epochs", 3, "--augment",
         "--out", tuned,

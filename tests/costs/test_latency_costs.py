@@ -56,22 +56,49 @@ def test_never_falls_with_the_width_and_is_differentiable(kind, traced, monkeypa
     assert found.tolist() == [pytest.approx(float(cost(row))) for row in rows]
 
 
-def test_measures_networks_in_its_setting(traced):
+@pytest.mark.parametrize("amp", [False, True])
+def test_measures_networks_in_its_setting(traced, amp):
     seen = []
     model, graph = traced
 
     class Watched(LatencyMs):
         timed = staticmethod(
             lambda models, inputs, *, samples, seconds: [
-                seen.append((samples, torch.get_num_threads())) or 1.0 for _ in models
+                seen.append((samples, torch.get_num_threads(), model(torch.ones(1, 3, 8, 8)).dtype))
+                or 1.0
+                for model in models
             ]
         )
 
     before = torch.get_num_threads()
-    cost = Watched(model, graph, Setting(batch_size=3, threads=1))
+    cost = Watched(model, graph, Setting(batch_size=3, threads=1, amp=amp))
     assert cost.measure([model, model]) == [1.0, 1.0]
-    assert seen == [(3, 1)] * 3 * 4  # places in memory
+    dtype = torch.bfloat16 if amp else torch.float32
+    assert seen == [(3, 1, dtype)] * 3 * 4  # places in memory
     assert torch.get_num_threads() == before
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_layers_are_timed_under_autocast_on_their_own(traced, monkeypatch, tmp_path):
+    monkeypatch.setenv("STAMPPRUNER_CACHE", str(tmp_path))
+    autocast, measured = [], LayerClock._time
+    monkeypatch.setattr(
+        LayerClock,
+        "_time",
+        lambda *given: autocast.append(torch.is_autocast_enabled("cpu")) or measured(*given),
+    )
+    for amp in (False, True, True):
+        LatencyMs(*traced, Setting(amp=amp))
+    half = len(autocast) // 2
+    assert autocast == [False] * half + [True] * half
+    assert half
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_device_without_autocast_is_named(traced, monkeypatch):
+    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda _: False)
+    with pytest.raises(BudgetError, match=r"amp=True\): there is no autocast on cpu"):
+        LatencyMs(*traced, Setting(amp=True))
 
 
 def test_a_short_pass_is_measured_at_several_places_in_memory(traced, monkeypatch):

@@ -211,6 +211,14 @@ def test_missing_costs_have_no_ratio():
 
 def test_over_budget():
     assert REPORT.over_budget("latency_ms")
+
+
+def test_says_how_times_were_measured():
+    settings = {"latency_batch_size": 8, "latency_device": "cuda:0"}
+    plain = Report("STAMP", "ResNet", settings=settings)
+    assert "of 8 samples on cuda:0\n" in f"{plain}\n"
+    fast = Report("STAMP", "ResNet", settings={**settings, "latency_amp": True})
+    assert "of 8 samples on cuda:0, bfloat16 autocast" in str(fast)
     assert not REPORT.over_budget("macs")
     assert not REPORT.over_budget("params")
     exact = replace(EMPTY, budget={"macs": 0.1}, reached={"macs": 0.1 * (1 + 1e-16)})

@@ -56,6 +56,7 @@ def test_of_a_fitted_pruner_it_names_the_file(tmp_path):
         "config": STAMPConfig(iterations=7).to_dict(),
         "meta_fitted": True,
         "latency_batch_size": 4,
+        "latency_amp": True,
     }
     report = Report("STAMP", "ResNet", budget={"latency_ms": 3.0}, settings=settings)
     assert report.reproduce().splitlines() == [
@@ -64,7 +65,7 @@ def test_of_a_fitted_pruner_it_names_the_file(tmp_path):
         "",
         "pruner = STAMPPruner.load(PRUNER_FILE)  # or meta_fit anew, with the config below",
         "config = STAMPConfig(iterations=7, seed=0)  # in the file",
-        "result = pruner.prune(TARGET, Budget(latency_ms=3.0, batch_size=4))",
+        "result = pruner.prune(TARGET, Budget(latency_ms=3.0, batch_size=4, amp=True))",
     ]
     report.to_html(tmp_path / "page.html")
     assert "How to reproduce" in (tmp_path / "page.html").read_text()
