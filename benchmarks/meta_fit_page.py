@@ -78,7 +78,7 @@ def _steps(rows: list[Row]) -> Section:
         "multiples of a plain step. The paper's settings are minibatches of 128 of a set of 640, "
         "the defaults here 32 of 160. What the set costs does not depend on the minibatch, and "
         "hardly on the network, so a small network in small minibatches pays most. A heap is kept "
-        "where freed memory stays with the process: [meta-fitting](meta-fitting.md) says how."
+        "where freed memory stays with the process, as [meta-fitting](meta-fitting.md) has it."
     )
     return "A step", text, headers, cells
 

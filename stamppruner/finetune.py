@@ -16,6 +16,7 @@ from stamppruner import ranks
 from stamppruner.batches import as_loader, reread
 from stamppruner.errors import ConfigError, DataError
 from stamppruner.evidence import running_statistics
+from stamppruner.heap import memory_kept
 from stamppruner.history import History
 from stamppruner.layers import first_floating
 from stamppruner.progress import bar
@@ -156,7 +157,7 @@ def finetune(
     history, best, done = History(), _Best(model), 0
     shown = bar(total=steps, description="fine-tune", shown=progress)
     try:
-        with _training(model), _seeded(seed):
+        with _training(model), _seeded(seed), memory_kept(device):
             for epoch in range(epochs):
                 means, stream = _Means(), task.batches(batches, device)
                 for _ in range(length):

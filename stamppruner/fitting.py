@@ -21,6 +21,7 @@ from stamppruner.config import STAMPConfig
 from stamppruner.errors import ConfigError, PreemptedError
 from stamppruner.gated import GatedNet
 from stamppruner.heads import find_head
+from stamppruner.heap import memory_kept
 from stamppruner.history import History
 from stamppruner.io import PathLike
 from stamppruner.logs import RunLog
@@ -122,6 +123,7 @@ def fit(
             restore_(learner, found)
         del found
         with (
+            memory_kept(net.device),
             deterministic_algorithms(settings.deterministic),
             _preemption(checkpoints is not None or settings.checkpoint_dir is not None) as term,
             _log(settings, learner) as log,

@@ -1,4 +1,4 @@
-"""Keep the memory of glibc's heap between passes, so that times are those of the arithmetic.
+"""Keep the memory of glibc's heap between passes, so that arithmetic takes the time.
 
 By default glibc gives large blocks back to the system as soon as they are free, and gets new,
 zeroed pages for the next ones. On a CPU that can take most of a forward pass of large activations,
@@ -15,6 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+import torch
+
+CPU = torch.device("cpu")
+
 # malloc.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 
@@ -27,16 +31,17 @@ _users = 0
 
 
 @contextmanager
-def memory_kept() -> Iterator[None]:
+def memory_kept(device: torch.device = CPU) -> Iterator[None]:
     """Within it, memory that is freed stays with the process; at its end what is free is returned.
 
     From then on glibc behaves as after the release of a block of 32 MiB: blocks up to that size
-    come from the heap. Nothing happens without glibc, or where the environment configures it
-    (``MALLOC_*_`` or ``GLIBC_TUNABLES``). It may be nested, and entered by several threads.
+    come from the heap. Nothing happens on another device than the CPU, without glibc, or where
+    the environment configures it (``MALLOC_*_`` or ``GLIBC_TUNABLES``). It may be nested, and
+    entered by several threads.
 
     Source: ``mallopt(3)``.
     """
-    glibc = None if _is_configured() else _glibc()
+    glibc = None if device.type != "cpu" or _is_configured() else _glibc()
     if glibc is None:
         yield
         return

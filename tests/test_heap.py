@@ -1,4 +1,4 @@
-"""While times are measured, memory stays with the process; afterwards it is given back."""
+"""While times are measured or weights learn, memory stays with the process; not afterwards."""
 
 import os
 import resource
@@ -11,10 +11,12 @@ import pytest
 import torch
 from nets import noise
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from stamppruner import heap, latency
+from stamppruner import STAMPConfig, STAMPPruner, TaskSampler, finetune, heap, latency
 from stamppruner.heap import memory_kept
 from stamppruner.inputs import Inputs
+from stamppruner.models import VGG
 
 PAGE = resource.getpagesize()
 glibc = pytest.mark.skipif(heap._glibc() is None, reason="needs glibc")
@@ -133,6 +135,34 @@ def test_the_outermost_and_last_use_decides(told):
     assert told == KEEPS + RETURNS
     with memory_kept():
         assert told == KEEPS + RETURNS + KEEPS
+
+
+def test_it_is_for_the_cpu(told):
+    with memory_kept(torch.device("cuda")):
+        pass
+    assert told == []
+
+
+def test_meta_fitting_keeps_memory(told):
+    images, labels = torch.randn(16, 3, 8, 8), torch.arange(16) % 4
+    net = VGG([[8], [8]], 4)
+    config = STAMPConfig(iterations=1, tasks_per_iteration=1, ways=2, shots=2, weight_steps=0)
+    seen = []
+    STAMPPruner(net, config=config).meta_fit(
+        TaskSampler(TensorDataset(images, labels), 2, 2),
+        progress=False,
+        callback=lambda *_: seen.append(list(told)),
+    )
+    assert seen == [KEEPS]
+    assert told == KEEPS + RETURNS
+
+
+def test_fine_tuning_keeps_memory(told):
+    seen = []
+    batches = [(torch.randn(4, 3, 8, 8), torch.arange(4))]
+    finetune(VGG([[8], [8]], 4), batches, epochs=1, callback=lambda *_: seen.append(list(told)))
+    assert seen == [KEEPS]
+    assert told == KEEPS + RETURNS
 
 
 def test_it_ends_after_an_error(told):
