@@ -85,7 +85,7 @@ def in_turns_ms(calls: Sequence[Callable[[], float]], seconds: float) -> list[fl
 def running_with(
     threads: int | None, *, amp: bool = False, device: str | torch.device = "cpu"
 ) -> Iterator[None]:
-    """PyTorch on some threads of the CPU, None leaves their number; under bfloat16 autocast.
+    """So many threads of PyTorch on the CPU (None leaves them), and bfloat16 autocast or none.
 
     Weights are cast in every pass, as where each pass enters autocast.
     """

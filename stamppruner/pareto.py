@@ -330,13 +330,9 @@ def _file(number: int, budget: Mapping[str, float]) -> str:
 
 def _comparable(reports: Sequence[Report]) -> list[Report]:
     """The reports, without latencies that were measured in another setting than the first's."""
-
-    def setting(report: Report) -> list[Any]:
-        return [report.settings.get(f"latency_{name}") for name in ("batch_size", "device", "amp")]
-
     found = []
     for report in reports:
-        if setting(report) != setting(reports[0]):
+        if report.latency_setting != reports[0].latency_setting:
             note = "its latency is left out: it was measured in another setting than the first's"
             before, after = (
                 {name: value for name, value in costs.items() if name != "latency_ms"}

@@ -139,6 +139,12 @@ class Report:
         asked, reached = (self.budget or {}).get(name), (self.reached or {}).get(name)
         return asked is not None and reached is not None and reached > asked * (1 + 1e-9)
 
+    @property
+    def latency_setting(self) -> tuple[Any, ...]:
+        """How latencies were measured: batch size, device, autocast; equal where comparable."""
+        names = ("batch_size", "device", "amp")
+        return tuple(self.settings.get(f"latency_{name}") for name in names)
+
     def __str__(self) -> str:
         title = fmt.one_line(self.title)
         parts = [f"{title}\n{'=' * len(title)}", self._cost_table(), self._budget_table()]

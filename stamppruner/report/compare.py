@@ -168,7 +168,7 @@ def compare(results: Mapping[str, Any] | Iterable[Any]) -> Comparison:
     reports: dict[str, Report] = {}
     warnings: list[str] = []
     for name, report in named.items():
-        if "latency_ms" in report.after and _setting(report) != _setting(first):
+        if "latency_ms" in report.after and report.latency_setting != first.latency_setting:
             after = {cost: v for cost, v in report.after.items() if cost != "latency_ms"}
             report = replace(report, after=after)
             warnings.append(f"{name}: its latency was measured in another setting than the first's")
@@ -199,10 +199,6 @@ def _named(results: Mapping[str, Any] | Iterable[Any]) -> dict[str, Report]:
     if not named:
         raise ConfigError("compare: there is nothing to compare: pass at least one result")
     return named
-
-
-def _setting(report: Report) -> list[Any]:
-    return [report.settings.get(f"latency_{name}") for name in ("batch_size", "device", "amp")]
 
 
 def _mark(name: str, report: Report, metric: str) -> Mark:
