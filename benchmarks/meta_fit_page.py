@@ -134,7 +134,7 @@ def _growth(rows: list[Row]) -> Section:
         "beyond about 1,000 pass `encoder=SetTransformer(3, induced=64)`, with which it is linear."
     )
     image = (
-        "```{image} pictures/meta-fit-growth.svg\n"
+        "```{image} pictures/meta-fit/growth.svg\n"
         ":alt: Seconds and peak memory of an iteration over tasks, images, width, depth and size\n"
         ":width: 100%\n```"
     )

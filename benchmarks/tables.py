@@ -279,4 +279,4 @@ if __name__ == "__main__":
     atomic_write(ROOT / "docs/meta-fitting-cost.md", meta_fit_page.page(record).encode())
     growth = record.get("growth (cpu)", {"quick": True})
     if not growth["quick"]:
-        meta_fit_page.draw(growth["rows"], ROOT / "docs/pictures/meta-fit-growth.svg")
+        meta_fit_page.draw(growth["rows"], ROOT / "docs/pictures/meta-fit/growth.svg")
