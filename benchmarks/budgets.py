@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import os
 import subprocess
@@ -186,9 +187,9 @@ def default_heap_ms(model: nn.Module, batch: Inputs) -> float:
 def speed() -> Iterator[Record]:
     """Speed-up at 27% of the MACs with batches of 64, full width, beside torch-pruning."""
     example = torch.zeros(1, 3, 32, 32)
-    for name, layout in [(n, m) for n in SPEED_NETS for m in LAYOUTS]:
+    for (name, make), (layout, order) in itertools.product(SPEED_NETS.items(), LAYOUTS.items()):
         torch.manual_seed(0)
-        model = SPEED_NETS[name](10).eval().to(memory_format=LAYOUTS[layout])
+        model = make(10).eval().to(memory_format=order)
         graph = trace_channels(model, example)
         scores = Magnitude().scores(model, graph, None)
         others = {
@@ -206,7 +207,7 @@ def speed() -> Iterator[Record]:
                 slims[f"stamppruner, round_to={round_to}"] = cut(model, plan)
             slims |= others
             for mode in ("inference", "inference, folded", "training"):
-                calls = [passes(m, dtype, mode, LAYOUTS[layout]) for m in (model, *slims.values())]
+                calls = [passes(m, dtype, mode, order) for m in (model, *slims.values())]
                 whole, *left = in_turns_ms(calls, 4.0)
                 for tool, slim, ms in zip(slims, slims.values(), left, strict=True):
                     fewer = full / macs(slim, example)
@@ -245,12 +246,12 @@ def global_ranking(model: nn.Module, example: Tensor, round_to: int | None) -> n
 
 
 def passes(
-    model: nn.Module, dtype: torch.dtype, mode: str, layout: torch.memory_format
+    model: nn.Module, dtype: torch.dtype, mode: str, order: torch.memory_format
 ) -> Callable[[], float]:
     """Milliseconds of a pass or a training step under autocast; folded: without batch norms."""
-    x, y = torch.randn(64, 3, 32, 32).to(memory_format=layout), torch.randint(10, (64,))
+    x, y = torch.randn(64, 3, 32, 32).to(memory_format=order), torch.randint(10, (64,))
     model = copy.deepcopy(model).train(mode == "training")
-    model = (fuse(model) if mode == "inference, folded" else model).to(memory_format=layout)
+    model = (fuse(model) if mode == "inference, folded" else model).to(memory_format=order)
     sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def once() -> float:

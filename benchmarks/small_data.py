@@ -282,7 +282,8 @@ def _cell(found: list[Record]) -> str:
         return "-"
     before = 100 * np.mean([r["before"] for r in found])
     after = 100 * np.array([r["after"] for r in found])
-    return f"{before:.1f} / {after.mean():.1f} ± {after.std():.1f}"
+    deviation = f" ± {after.std():.1f}" if len(found) > 1 else ""
+    return f"{before:.1f} / {after.mean():.1f}{deviation}"
 
 
 def main() -> None:
