@@ -50,13 +50,13 @@ The reference is 100 classes of Tiny-ImageNet at 32x32. Targets are 1,000 images
 many as the name says), the same with inverted colours and as animals against vehicles, 1,000 images
 of Fashion-MNIST, 500 handwritten digits and 500 rendered Greek capitals, tested on all their test
 images; a cell is the mean over seeds, with the standard deviation where there are several. Every
-method of a section has the same backbone, the same head start (a ridge head, batch norms of the target), epochs and
-schedule. STAMP alone re-solves its weights by least squares and trains them under masks when it is
-meta-fitted; the other methods cut the backbone as it is. *K = 3* learns gates and weights on the
-target for three epochs of the full network before the cut, which takes longer than all the rest of
-pruning; STAMP without it has K = 0, the default. Differences are means over the seeds and the
-targets that a method was run on, with 95% intervals of the bootstrap; seconds are medians of
-pruning and of fine-tuning, on one core of a machine that had other work.
+method of a section has the same backbone, the same head start (a ridge head, batch norms of the
+target), epochs and schedule. STAMP alone re-solves its weights by least squares and trains them
+under masks when it is meta-fitted; the other methods cut the backbone as it is. *K = 3* learns
+gates and weights on the target for three epochs of the full network before the cut, which takes
+longer than all the rest of pruning; STAMP without it has K = 0, the default. Differences are means
+over the seeds and the targets that a method was run on, with 95% intervals of the bootstrap;
+seconds are medians of pruning and of fine-tuning, on one core of a machine that had other work.
 
 This page is made by `python benchmarks/tables.py` from JSON that `python benchmarks/small_data.py`
 wrote.
