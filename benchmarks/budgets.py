@@ -35,8 +35,8 @@ from torch.fx.experimental.optimization import fuse
 from stamppruner import Budget, ChannelGraph, ChannelPlan, check_equivalence, trace_channels
 from stamppruner.baselines import Magnitude
 from stamppruner.budget import Chooser
+from stamppruner.files import atomic_write
 from stamppruner.inputs import Inputs
-from stamppruner.io import atomic_write
 from stamppruner.latency import in_turns_ms, latencies_ms
 from stamppruner.meet import meet
 from stamppruner.models import resnet18, vgg19

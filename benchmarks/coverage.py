@@ -43,7 +43,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stamppruner import ChannelGraph, ChannelPlan, check_equivalence, shrink, trace_channels
 from stamppruner.errors import StampError
-from stamppruner.io import atomic_write
+from stamppruner.files import atomic_write
 from stamppruner.slim import load_slim, save_slim
 
 RESULTS = Path(__file__).parent / "results" / "coverage.json"

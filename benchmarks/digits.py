@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from stamppruner.demo import DemoConfig, run_demo
-from stamppruner.io import atomic_write
+from stamppruner.files import atomic_write
 from stamppruner.report.format import markdown_table
 
 RESULTS = Path(__file__).parent / "results"

@@ -39,8 +39,8 @@ from stamppruner import STAMPConfig, STAMPPruner, TaskSampler, objective
 from stamppruner.batchnorm import frozen_statistics
 from stamppruner.budget import Budget, Chooser
 from stamppruner.encoders import SetEncoder, SetTransformer
+from stamppruner.files import atomic_write
 from stamppruner.heap import memory_kept
-from stamppruner.io import atomic_write
 from stamppruner.models import VGG, resnet18, vgg19
 
 RESULTS = Path(__file__).parent / "results" / "meta-fit.json"

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stamppruner.io import atomic_write
+from stamppruner.files import atomic_write
 from stamppruner.report.format import markdown_table
 
 Row = dict[str, Any]

@@ -44,7 +44,7 @@ from stamppruner import (
 )
 from stamppruner.baselines import BBDropout, Full, Magnitude, Random, Taylor
 from stamppruner.data import ArrayDataset, BatchLoader, CropFlip, cifar100, load_dataset
-from stamppruner.io import atomic_write
+from stamppruner.files import atomic_write
 from stamppruner.models import resnet18, vgg19
 from stamppruner.report.format import markdown_table
 from stamppruner.swap import SwapTest, iou, mean_interval

@@ -16,7 +16,7 @@ from networks import FAMILIES, NETWORKS
 from small_data import tables as small_data_tables
 
 from stamppruner.bench import DOLLARS_PER_HOUR, Figures, markdown
-from stamppruner.io import atomic_write
+from stamppruner.files import atomic_write
 from stamppruner.report.format import markdown_table
 
 ROOT = Path(__file__).parent.parent

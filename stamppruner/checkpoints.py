@@ -15,14 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from stamppruner.errors import CheckpointError, shown
-from stamppruner.io import (
-    PathLike,
-    check_folder,
-    parse_record,
-    read_safetensors,
-    remove_strays,
-    write_safetensors,
-)
+from stamppruner.files import PathLike, check_folder, remove_strays
+from stamppruner.io import parse_record, read_safetensors, write_safetensors
 
 logger = logging.getLogger(__name__)
 

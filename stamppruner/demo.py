@@ -24,8 +24,8 @@ from stamppruner.data import (
     render_characters,
 )
 from stamppruner.errors import EquivalenceError, StampError
+from stamppruner.files import atomic_write, check_folder
 from stamppruner.finetune import finetune
-from stamppruner.io import atomic_write, check_folder
 from stamppruner.models import VGG, ResNet
 from stamppruner.pruner import STAMPPruner
 from stamppruner.report.format import cost, seconds, text_table

@@ -90,3 +90,8 @@ def shown(value: object, length: int = 120) -> str:
     short.maxlevel, short.maxdict, short.maxlist = 3, 8, 8
     text = short.repr(value)
     return text if len(text) <= 4 * length else f"{text[: 4 * length]}..."
+
+
+def reason(error: Exception) -> str:
+    """What an error says, in the words of the system where it has them."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -19,11 +19,11 @@ from stamppruner import pruner_file, ranks
 from stamppruner.checkpoints import Checkpoint, Checkpoints, digest
 from stamppruner.config import STAMPConfig
 from stamppruner.errors import ConfigError, PreemptedError
+from stamppruner.files import PathLike
 from stamppruner.gated import GatedNet
 from stamppruner.heads import find_head
 from stamppruner.heap import memory_kept
 from stamppruner.history import History
-from stamppruner.io import PathLike
 from stamppruner.logs import RunLog
 from stamppruner.meta import Callback, MetaLearner
 from stamppruner.meta_state import restore_, restored_keep, state_of

@@ -1,6 +1,6 @@
-"""Files that are either whole or not there: atomic writing, and checked safetensors files.
+"""Safetensors files that are checked, and the JSON records that they carry.
 
-A safetensors file written here carries a SHA-256 digest of its header and data among its
+A file written here carries a SHA-256 digest of its header and data among its
 metadata, so a damaged file is refused rather than loaded as a silently different network. Files
 without one (written by other programs) are read as they are.
 
@@ -9,14 +9,11 @@ Format: https://huggingface.co/docs/safetensors
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-import secrets
-import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +22,8 @@ from safetensors.torch import load as _load
 from safetensors.torch import save as _save
 from torch import Tensor
 
-from stamppruner.errors import CheckpointError, shown
+from stamppruner.errors import CheckpointError, reason, shown
+from stamppruner.files import PathLike, atomic_write, writable
 
 MAX_HEADER_BYTES = 2**24
 """Longest header that is written and read; other safetensors readers accept 100 MB."""
@@ -43,10 +41,6 @@ _BITS = {
 _REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MAX_AXES, _MAX_SIZE = 64, 2**62  # what torch can hold
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header, little-endian
-
-_STRAY = ".stamppruner-"
-
-PathLike = str | os.PathLike[str]
 
 
 def parse_record(
@@ -101,75 +95,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def check_writable(path: PathLike) -> None:
-    """Raise before a long computation what :func:`atomic_write` would raise after it.
-
-    Raises:
-        CheckpointError: no file can be written at ``path``. Nothing is left behind.
-    """
-    target = _target(path)
-    descriptor, temporary = _open_temporary(target)
-    os.close(descriptor)
-    os.unlink(temporary)
-
-
-def check_folder(directory: PathLike, files: Iterable[str]) -> Path:
-    """The folder, made if missing, in which files of these names can be written.
-
-    Raises:
-        CheckpointError: it cannot be made, or a file not be written.
-    """
-    folder = Path(directory)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot make the folder {str(folder)!r} ({error}): choose another"
-        ) from error
-    for file in files:
-        check_writable(folder / file)
-    return folder
-
-
-def remove_strays(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder that is one's own."""
-    for path in folder.glob(f"{_STRAY}*.tmp"):
-        path.unlink(missing_ok=True)
-
-
-def atomic_write(path: PathLike, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write ``content`` to ``path``, all of it or nothing.
-
-    Args:
-        path: file to create or replace. A symbolic link is followed.
-        content: the bytes, or a function that writes them to the binary file it is given.
-
-    Raises:
-        CheckpointError: the file cannot be written. What ``content`` raises itself passes through;
-            in both cases an older file at ``path`` is left as it was.
-    """
-    target = _target(path)
-    descriptor, temporary = _open_temporary(target)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            if callable(content):
-                content(file)
-            else:
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
-        os.replace(temporary, target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise _cannot_write(path, error) from error
-        raise
-    _sync_directory(target.parent)
-
-
 def write_safetensors(
     path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
@@ -181,14 +106,14 @@ def write_safetensors(
     Raises:
         CheckpointError: the file cannot be written, or a value cannot be stored in this format.
     """
-    target = _target(path)
+    target = writable(path)
     texts = dict(metadata or {})
     _check_content(path, tensors, texts)
     try:
         blob = memoryview(_save(_independent(tensors), texts))
     except (ValueError, TypeError, KeyError, RuntimeError, NotImplementedError) as error:
         raise CheckpointError(
-            f"cannot store the tensors in {str(path)!r}: {_text(error)}; give dense tensors of a "
+            f"cannot store the tensors in {str(path)!r}: {reason(error)}; give dense tensors of a "
             f"standard dtype and metadata of plain text"
         ) from error
     start = _LENGTH_BYTES + int.from_bytes(blob[:_LENGTH_BYTES], "little")
@@ -240,7 +165,7 @@ def read_safetensors(path: PathLike) -> tuple[dict[str, Tensor], dict[str, str]]
     try:
         tensors = _load(blob)
     except Exception as error:  # the library raises many kinds on damaged files
-        raise _not_safetensors(path, _text(error)) from error
+        raise _not_safetensors(path, reason(error)) from error
     return dict(sorted(tensors.items())), metadata
 
 
@@ -266,53 +191,6 @@ def read_metadata(path: PathLike) -> dict[str, str]:
 def same_kind(a: torch.dtype, b: torch.dtype) -> bool:
     """Whether numbers of one dtype may stand for those of another: real ones of any precision."""
     return a == b or (a in _REAL and b in _REAL)
-
-
-def _target(path: PathLike) -> Path:
-    """The file behind ``path``, links followed, if something can be written there."""
-    try:
-        target = Path(os.path.realpath(path))
-        try:
-            mode = target.stat().st_mode
-        except FileNotFoundError:
-            mode = None
-        missing = not target.parent.is_dir()
-    except (OSError, ValueError) as error:
-        raise _cannot_write(path, error) from error
-    if missing:
-        raise CheckpointError(
-            f"cannot write {str(path)!r}: {str(target.parent)!r} is not an existing directory; "
-            f"create it first"
-        )
-    if mode is not None and stat.S_ISDIR(mode):
-        raise CheckpointError(f"cannot write {str(path)!r}: it is a directory; give a file name")
-    if mode is not None and not stat.S_ISREG(mode):
-        raise CheckpointError(f"cannot write {str(path)!r}: it is no regular file; give another")
-    if mode is not None and not os.access(target, os.W_OK):
-        raise CheckpointError(
-            f"cannot write {str(path)!r}: it is read-only; change its permissions or the name"
-        )
-    return target
-
-
-def _open_temporary(target: Path) -> tuple[int, Path]:
-    """A new file beside ``target``, where renaming is atomic, with the permissions of any file."""
-    temporary = target.parent / f"{_STRAY}{secrets.token_hex(8)}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    try:
-        return os.open(temporary, flags, 0o666), temporary
-    except OSError as error:
-        raise _cannot_write(target, error) from error
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename survive a power cut, on systems that let a directory be opened."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _check_content(path: PathLike, tensors: Mapping[str, Any], metadata: Mapping[Any, Any]) -> None:
@@ -377,7 +255,7 @@ def _parse_header(path: PathLike, encoded: bytes, data_bytes: int) -> dict[str, 
     try:
         header, expected = _checked_header(encoded)
     except ValueError as error:
-        raise _not_safetensors(path, _text(error)) from error
+        raise _not_safetensors(path, reason(error)) from error
     if expected > data_bytes:
         raise _truncated(path, f"{data_bytes} of {expected} bytes of data")
     if expected < data_bytes:
@@ -394,7 +272,7 @@ def _checked_header(encoded: bytes) -> tuple[dict[str, Any], int]:
     try:
         header = parse_json(encoded.decode())
     except ValueError as error:
-        raise ValueError(f"its header cannot be read ({_text(error)[:200]})") from error
+        raise ValueError(f"its header cannot be read ({reason(error)[:200]})") from error
     metadata = header.get("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError("its metadata is not text")
@@ -429,15 +307,9 @@ def _is_entry(entry: Any) -> bool:
     return bits is not None and math.prod(shape) * bits == 8 * (offsets[1] - offsets[0])
 
 
-def _cannot_write(path: PathLike, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"cannot write {str(path)!r}: {_text(error)}; check the name, the permissions and the space"
-    )
-
-
 def _cannot_read(path: PathLike, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"cannot read {str(path)!r}: {_text(error)}; check the name and the permissions"
+        f"cannot read {str(path)!r}: {reason(error)}; check the name and the permissions"
     )
 
 
@@ -451,7 +323,3 @@ def _not_safetensors(path: PathLike, reason: str) -> CheckpointError:
     return CheckpointError(
         f"{str(path)!r} is not a safetensors file, or is damaged: {reason}; copy or write it anew"
     )
-
-
-def _text(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

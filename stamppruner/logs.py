@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stamppruner.files import PathLike, atomic_write, check_folder
 from stamppruner.history import History
-from stamppruner.io import PathLike, atomic_write, check_folder
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from stamppruner import ranks
 from stamppruner.batches import reread
 from stamppruner.budget import Budget
 from stamppruner.errors import BudgetError, CheckpointError, ConfigError, StampError
+from stamppruner.files import PathLike, atomic_write, check_folder
 from stamppruner.finetune import evaluate, finetune
-from stamppruner.io import PathLike, atomic_write, check_folder
 from stamppruner.report import Report
 from stamppruner.report import format as fmt
 from stamppruner.report.front import METRICS, page

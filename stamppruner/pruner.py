@@ -25,12 +25,12 @@ from stamppruner.errors import (
     UnsupportedModelError,
 )
 from stamppruner.factory import Structure, full_model, recognise
+from stamppruner.files import PathLike, check_writable
 from stamppruner.fitting import RunSettings, fit, peek, warn_of_gates
 from stamppruner.gated import GatedNet
 from stamppruner.guards import within
 from stamppruner.heads import find_head, num_outputs
 from stamppruner.history import History
-from stamppruner.io import PathLike, check_writable
 from stamppruner.meet import Met, meet
 from stamppruner.meta import Callback
 from stamppruner.pareto import AfterCut, Pareto, as_budgets

@@ -11,12 +11,8 @@ from torch import Tensor, nn
 
 from stamppruner.channels import ChannelGraph
 from stamppruner.errors import CheckpointError, shown
-from stamppruner.io import (
-    PathLike,
-    parse_record,
-    read_safetensors,
-    write_safetensors,
-)
+from stamppruner.files import PathLike
+from stamppruner.io import parse_record, read_safetensors, write_safetensors
 from stamppruner.pruner_record import Saved
 from stamppruner.state_dicts import load_state_
 

@@ -19,10 +19,10 @@ from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.errors import UnsupportedModelError
 from stamppruner.evidence import running_statistics
 from stamppruner.factory import Structure, recognise
+from stamppruner.files import PathLike, check_writable
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.heads import find_head, fit_ridge_, head_inputs
 from stamppruner.history import History
-from stamppruner.io import PathLike, check_writable
 from stamppruner.layers import first_floating
 from stamppruner.meet import Met
 from stamppruner.reconstruct import reconstruct_

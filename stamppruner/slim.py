@@ -17,13 +17,8 @@ from torch.nn.utils import parametrize
 
 from stamppruner.errors import CheckpointError, shown
 from stamppruner.factory import full_model
-from stamppruner.io import (
-    PathLike,
-    parse_record,
-    read_metadata,
-    read_safetensors,
-    write_safetensors,
-)
+from stamppruner.files import PathLike
+from stamppruner.io import parse_record, read_metadata, read_safetensors, write_safetensors
 from stamppruner.layers import WIDTH_ATTRIBUTES, written_shapes
 from stamppruner.projection import projections, replay_
 from stamppruner.rewire import is_place, restore_

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from stamppruner.errors import CheckpointError, shown
-from stamppruner.io import PathLike, same_kind
+from stamppruner.files import PathLike
+from stamppruner.io import same_kind
 
 _LISTED = 5
 

@@ -21,7 +21,7 @@ import torch
 from stripes import dataset
 
 import stamppruner
-from stamppruner import STAMPPruner, TaskSampler, io
+from stamppruner import STAMPPruner, TaskSampler, files
 from stamppruner.checkpoints import Checkpoints, digest
 from stamppruner.encoders import DeepSets
 from stamppruner.errors import CheckpointError, ConfigError, PreemptedError
@@ -441,9 +441,9 @@ def test_kills_at_random_moments(kills: int, tmp_path: Path) -> None:
 
 def test_the_prefix_of_strays_is_that_of_the_writer(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        io.atomic_write(tmp_path / "file", lambda _: 1 // 0)
+        files.atomic_write(tmp_path / "file", lambda _: 1 // 0)
     assert names(tmp_path) == []
-    _, stray = io._open_temporary(tmp_path / "file")
+    _, stray = files._open_temporary(tmp_path / "file")
     assert stray.exists()
-    io.remove_strays(tmp_path)
+    files.remove_strays(tmp_path)
     assert names(tmp_path) == []

@@ -417,7 +417,7 @@ def test_a_failed_write_leaves_the_record_of_before(
     def broken(*_args: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("stamppruner.io.os.replace", broken)
+    monkeypatch.setattr("stamppruner.files.os.replace", broken)
     with pytest.raises(CheckpointError, match="disk full"):
         later.save(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

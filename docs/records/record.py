@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from stamppruner.io import atomic_write
+from stamppruner.files import atomic_write
 from stamppruner.summary import versions
 
 OUT = Path(__file__).parent / "examples"

@@ -18,7 +18,7 @@ from stamppruner.bench.cells import Cell
 from stamppruner.bench.grid import share_of, table_cells
 from stamppruner.bench.presets import Preset
 from stamppruner.bench.rows import ROWS
-from stamppruner.io import PathLike, atomic_write, check_folder
+from stamppruner.files import PathLike, atomic_write, check_folder
 from stamppruner.optional import require
 
 Found = Mapping[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 
 from stamppruner.config import STAMPConfig
 from stamppruner.errors import ConfigError, shown
-from stamppruner.io import PathLike
+from stamppruner.files import PathLike
 
 NETS = ("vgg19", "resnet18")
 

@@ -23,16 +23,10 @@ from stamppruner.bench.sources import Sources
 from stamppruner.config import STAMPConfig
 from stamppruner.data import ArrayDataset, BatchLoader, CropFlip
 from stamppruner.errors import CheckpointError, ConfigError
+from stamppruner.files import PathLike, atomic_write, check_folder
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.heads import with_classes
-from stamppruner.io import (
-    PathLike,
-    atomic_write,
-    check_folder,
-    parse_json,
-    read_safetensors,
-    write_safetensors,
-)
+from stamppruner.io import parse_json, read_safetensors, write_safetensors
 from stamppruner.latency import latencies_ms, train_steps_ms
 from stamppruner.models import resnet18, vgg19
 from stamppruner.progress import bar

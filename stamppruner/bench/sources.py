@@ -22,7 +22,7 @@ from stamppruner.data import (
 )
 from stamppruner.data.benchmarks import Loader
 from stamppruner.errors import ConfigError
-from stamppruner.io import PathLike
+from stamppruner.files import PathLike
 
 Pair = tuple[ArrayDataset, ArrayDataset]
 """Training and test images."""

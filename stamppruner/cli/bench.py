@@ -53,7 +53,7 @@ def _named_folder(text: str) -> tuple[str, str]:
 def run(arguments: argparse.Namespace) -> None:
     """Run what is left of the grid, and write the tables and pictures."""
     from stamppruner import bench
-    from stamppruner.io import atomic_write
+    from stamppruner.files import atomic_write
 
     preset = bench.find_preset(arguments.preset)
     changes: dict[str, Any] = {

@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Train, measure, write."""
     import torch
 
+    from stamppruner.files import check_writable
     from stamppruner.finetune import evaluate, finetune
-    from stamppruner.io import check_writable
     from stamppruner.slim import describe, save_slim
 
     check_writable(arguments.out)

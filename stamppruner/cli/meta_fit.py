@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from stamppruner.config import STAMPConfig
+    from stamppruner.files import check_writable
     from stamppruner.finetune import evaluate, finetune
-    from stamppruner.io import check_writable
     from stamppruner.pruner import STAMPPruner
     from stamppruner.tasks import TaskSampler
 

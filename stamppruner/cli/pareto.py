@@ -33,7 +33,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prune for every budget."""
-    from stamppruner.io import check_folder
+    from stamppruner.files import check_folder
     from stamppruner.pareto import PAGE, RECORD, as_budgets
 
     budgets = as_budgets(arguments.macs)

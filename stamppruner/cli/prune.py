@@ -51,7 +51,7 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Prune, train if asked, measure, write."""
     from stamppruner.budget import Budget
-    from stamppruner.io import check_writable
+    from stamppruner.files import check_writable
 
     bounds = {name: getattr(arguments, name) for name in (b.replace("-", "_") for b in _BOUNDS)}
     if all(value is None for value in bounds.values()):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from stamppruner.io import atomic_write
+from stamppruner.files import atomic_write
 
 CACHE = "STAMPPRUNER_CACHE"
 """Environment variable: the folder of the tables; empty keeps them in memory."""

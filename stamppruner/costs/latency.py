@@ -9,7 +9,7 @@ measured once on a machine.
 
 A prediction is good enough to start with; :mod:`~stamppruner.meet` measures candidates end to end.
 How a network lies in memory can change its time by several percent, for as long as the process
-lives, so a short pass is measured on several copies.
+lives, so a short pass on a CPU is measured on several copies.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Latency(Cost):
     def measure(self, models: Sequence[nn.Module]) -> list[float]:
         """Milliseconds of each model, which take turns, in the cost's setting.
 
-        They are means over the models and copies of them at other addresses.
+        On a CPU they are means over the models and copies of them at other addresses.
         """
         device, amp = self.setting.device, self.setting.amp
         places = [[copy.deepcopy(m).to(device) if device else m for m in models]]
@@ -83,7 +83,7 @@ class Latency(Cost):
         placed_on = layers.first_floating(places[0][0]).device
         with running_with(self.setting.threads, amp=amp, device=placed_on):
             inputs = Inputs.of(self._inputs, places[0][0])
-            while len(found) < _PLACES:
+            while len(found) < (_PLACES if placed_on.type == "cpu" else 1):
                 if found:
                     places.append([copy.deepcopy(m) for m in places[0]])  # others keep theirs
                 found.append(

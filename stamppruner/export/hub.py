@@ -21,7 +21,7 @@ from torch import nn
 
 from stamppruner.errors import CheckpointError, ConfigError
 from stamppruner.export._card import card
-from stamppruner.io import PathLike, atomic_write, check_folder
+from stamppruner.files import PathLike, atomic_write, check_folder
 from stamppruner.optional import require
 from stamppruner.result import PruneResult
 from stamppruner.slim import describe, load_slim

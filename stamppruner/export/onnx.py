@@ -26,8 +26,8 @@ from stamppruner.export._base import (
 )
 from stamppruner.export._int8 import calibration_images, quantize
 from stamppruner.export._session import Session
+from stamppruner.files import PathLike, atomic_write, check_writable
 from stamppruner.inputs import Inputs
-from stamppruner.io import PathLike, atomic_write, check_writable
 from stamppruner.optional import require
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")

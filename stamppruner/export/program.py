@@ -23,7 +23,7 @@ from stamppruner.export._base import (
     naming,
     tensors_in,
 )
-from stamppruner.io import PathLike, atomic_write, check_writable
+from stamppruner.files import PathLike, atomic_write, check_writable
 
 
 def export_program(

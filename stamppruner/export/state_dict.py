@@ -14,13 +14,8 @@ from torch import nn
 
 from stamppruner.errors import ExportError
 from stamppruner.export._base import ExportReport
-from stamppruner.io import (
-    PathLike,
-    atomic_write,
-    check_writable,
-    read_safetensors,
-    write_safetensors,
-)
+from stamppruner.files import PathLike, atomic_write, check_writable
+from stamppruner.io import read_safetensors, write_safetensors
 
 
 def export_state_dict(model: nn.Module, path: PathLike) -> ExportReport:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from stamppruner.errors import CheckpointError, ConfigError
-from stamppruner.io import atomic_write
+from stamppruner.files import atomic_write
 from stamppruner.report import format as fmt
 from stamppruner.report.html import fragment, page
 from stamppruner.report.reproduce import reproduce
@@ -145,6 +145,15 @@ class Report:
         names = ("batch_size", "device", "amp")
         return tuple(self.settings.get(f"latency_{name}") for name in names)
 
+    @property
+    def latency_note(self) -> str:
+        """The same in words; empty if no latency was measured."""
+        samples, device, amp = self.latency_setting
+        if samples is None:
+            return ""
+        how = ", bfloat16 autocast" * bool(amp)
+        return f"median of forward passes of {samples} samples on {device or '?'}{how}"
+
     def __str__(self) -> str:
         title = fmt.one_line(self.title)
         parts = [f"{title}\n{'=' * len(title)}", self._cost_table(), self._budget_table()]
@@ -195,11 +204,8 @@ class Report:
                 more = ", ..." if len(found) > _NAMED_REASONS else ""
                 listed = ", ".join(f"{name} ({reason})" for name, reason in named)
                 facts.append((kind, f"{len(found)} {what}: {listed}{more}"))
-        if "latency_batch_size" in self.settings:
-            passes = f"median of forward passes of {self.settings['latency_batch_size']} samples"
-            how = ", bfloat16 autocast" * bool(self.settings.get("latency_amp"))
-            where = f"{self.settings.get('latency_device', '?')}{how}"
-            facts.append(("latency", f"{passes} on {where}"))
+        if self.latency_note:
+            facts.append(("latency", self.latency_note))
         facts += [(fmt.label(name), fmt.number(v)) for name, v in self.metrics.items()]
         if self.timings:
             steps = (f"{fmt.label(name)} {fmt.seconds(v)}" for name, v in self.timings.items())

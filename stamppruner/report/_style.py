@@ -23,6 +23,7 @@ CSS = """
 .stamppruner-report h3 { font-size: .85rem; font-weight: 500; color: var(--soft); margin: 0; }
 .stamppruner-report p { margin: .2rem 0; }
 .stamppruner-report header p { color: var(--soft); }
+.stamppruner-report .note { color: var(--soft); font-size: .85rem; margin-top: .5rem; }
 .stamppruner-report code {
   font: .9em ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
   color: inherit; background: none; padding: 0;

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stamppruner.errors import CheckpointError, ConfigError
-from stamppruner.io import atomic_write
+from stamppruner.files import atomic_write
 from stamppruner.report import format as fmt
 from stamppruner.report._report import Report
 from stamppruner.report.html import document, element, number, section, table, text, warning_list

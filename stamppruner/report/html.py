@@ -88,7 +88,11 @@ def _cards(report: Report) -> str:
             f"<strong>{number(f'after.{name}', after, fmt.cost(name, after))}</strong></p>"
             f"{bar}</div>"
         )
-    return f'<section class="cards">{"".join(cards)}</section>' if cards else ""
+    if not cards:
+        return ""
+    how = report.latency_note
+    note = f'<p class="note">Latency: {text(how)}.</p>' if how else ""
+    return f'<section class="cards">{"".join(cards)}</section>{note}'
 
 
 def _budget(report: Report) -> str:

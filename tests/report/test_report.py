@@ -219,10 +219,13 @@ def test_over_budget():
 
 def test_says_how_times_were_measured():
     settings = {"latency_batch_size": 8, "latency_device": "cuda:0"}
-    plain = Report("STAMP", "ResNet", settings=settings)
+    plain = Report("STAMP", "ResNet", before={"latency_ms": 8.0}, settings=settings)
     assert "of 8 samples on cuda:0\n" in f"{plain}\n"
-    fast = Report("STAMP", "ResNet", settings={**settings, "latency_amp": True})
-    assert "of 8 samples on cuda:0, bfloat16 autocast" in str(fast)
+    assert "of 8 samples on cuda:0.</p>" in plain._repr_html_()
+    fast = replace(plain, settings={**settings, "latency_amp": True})
+    for told in (str(fast), fast._repr_html_()):
+        assert "of 8 samples on cuda:0, bfloat16 autocast" in told
+    assert not EMPTY.latency_note
 
 
 # ---------------------------------------------------------------------------- HTML
@@ -311,7 +314,7 @@ def test_unwritable_page_is_named_and_an_old_one_kept(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stamppruner.io.os.fsync", fail)
+    monkeypatch.setattr("stamppruner.files.os.fsync", fail)
     with pytest.raises(CheckpointError, match="No space left"):
         REPORT.to_html(path)
     assert path.read_text() == "old"
