@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from stamppruner.costs import (
     TrainBytes,
     TrainStepMs,
 )
-from stamppruner.errors import BudgetError, PlanError
+from stamppruner.errors import BudgetError, PlanError, shown
 from stamppruner.ladder import Ladder, halvings
 from stamppruner.projection import projections
 
@@ -45,6 +46,8 @@ COSTS = {kind.name: kind for kind in _KINDS}
 
 _REPORTED = ("macs", "params", "size_bytes")
 """Costs that need no forward pass, and are known of every network."""
+
+_MOST = {"batch_size": 2**20, "threads": 2**12}
 
 _NAMED = 4
 """Layers that an error names."""
@@ -98,8 +101,10 @@ class Budget:
         for name in ("batch_size", "threads"):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
-            if not ((whole and value > 0) or (name == "threads" and value is None)):
-                raise BudgetError(f"Budget({name}={value!r}): pass a positive whole number")
+            if not ((whole and 0 < value <= _MOST[name]) or (name == "threads" and value is None)):
+                raise BudgetError(
+                    f"Budget({name}={shown(value)}): pass a whole number from 1 to {_MOST[name]}"
+                )
         if not isinstance(self.amp, bool):
             raise BudgetError(f"Budget(amp={self.amp!r}): pass True or False")
         if self.device is not None:
@@ -112,8 +117,10 @@ class Budget:
             raise BudgetError("a budget needs a bound, such as Budget(macs=0.25)")
         for name, value in bounds.items():
             real = isinstance(value, Real) and not isinstance(value, bool)
-            if not real or not 0 < value < float("inf"):
-                raise BudgetError(f"Budget({name}={value!r}): pass a share in (0, 1] or a number")
+            if not real or not 0 < _as_float(value) < math.inf:
+                raise BudgetError(
+                    f"Budget({name}={shown(value)}): pass a share in (0, 1] or a number"
+                )
             plain = value if isinstance(value, int | float) else float(value)
             object.__setattr__(self, name, plain)
 
@@ -136,6 +143,13 @@ class Budget:
         """Absolute bounds in the order of ``costs``."""
         bounds = self.bounds()
         return [bounds[c.name] * c.full if bounds[c.name] <= 1 else bounds[c.name] for c in costs]
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # of an integer
+        return math.inf
 
 
 class Chooser:

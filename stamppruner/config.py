@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
-from stamppruner.errors import ConfigError
+from stamppruner.errors import ConfigError, shown
 
 
 @dataclass(frozen=True)
@@ -114,18 +116,32 @@ class STAMPConfig:
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
             self._require(name, whole and value >= low, f"a whole number of at least {low}")
+        self._require("seed", self.seed < 2**63, "below 2**63")
         rates = ("weights_lr", "pi_lr", "theta_lr", "weight_lr", "kl_scale")
         for name in (*rates, "budget_penalty", "prune_epochs"):
-            value = getattr(self, name)
-            self._require(name, 0 <= value < math.inf, "a finite number of at least 0")
+            self._require_real(name, lambda x: x >= 0, "a finite number of at least 0")
         for name in ("temperature", "alpha"):
-            self._require(name, 0 < getattr(self, name) < math.inf, "a finite number above 0")
+            self._require_real(name, lambda x: x > 0, "a finite number above 0")
+        for name in ("gamma", "beta"):
+            self._require_real(name, lambda _: True, "a finite number")
         for name in ("budget_share", "threshold", "floor", "target_evidence"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
+            self._require_real(name, lambda x: 0 <= x <= 1, "in [0, 1]")
+        switches = (
+            "warm_start",
+            "fit_head",
+            "recalibrate",
+            "reconstruct",
+            "measure_latency",
+            "amp",
+        )
+        for name in switches:
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
         most = self.weight_batch // 2
         self._require("weight_parts", self.weight_parts <= most, f"at most {most}, half the batch")
-        smallest, largest = self.budget_range
-        self._require("budget_range", 0 < smallest <= largest <= 1, "0 < least <= greatest <= 1")
+        pair = self.budget_range
+        two = isinstance(pair, tuple | list) and len(pair) == 2 and all(map(_is_real, pair))
+        rule = "two numbers, 0 < least <= greatest <= 1"
+        self._require("budget_range", two and 0 < pair[0] <= pair[1] <= 1, rule)
 
     @classmethod
     def paper(cls, **changes: Any) -> STAMPConfig:
@@ -182,6 +198,16 @@ class STAMPConfig:
             values = values | {"budget_range": tuple(values["budget_range"])}
         return cls(**values)
 
+    def _require_real(self, name: str, holds: Callable[[float], bool], rule: str) -> None:
+        value = getattr(self, name)
+        self._require(name, _is_real(value) and math.isfinite(value) and holds(value), rule)
+
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
-            raise ConfigError(f"STAMPConfig({name}={getattr(self, name)!r}): it must be {rule}")
+            raise ConfigError(
+                f"STAMPConfig({name}={shown(getattr(self, name))}): it must be {rule}"
+            )
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

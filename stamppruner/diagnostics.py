@@ -98,6 +98,10 @@ def diagnose(pruner: STAMPPruner, sets: Mapping[str, Any], budget: Budget) -> Di
         ...     diagnose(pruner, {"a": a, "b": b}, Budget(macs=0.5)).names
         ('a', 'b')
     """
+    if not isinstance(sets, Mapping):
+        raise ConfigError(
+            f"diagnose: sets are a {type(sets).__name__}: pass a dict from names to data"
+        )
     if len(sets) < 2:
         raise ConfigError(f"diagnose compares data sets: pass at least two, not {len(sets)}")
     scores, keeps = {}, {}

@@ -113,12 +113,15 @@ def full_model(
 
     Raises:
         CheckpointError: none is given, and the file names none that is on the list.
+        ConfigError: what is given is neither.
         MissingExtraError: the library of the function is not installed.
     """
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
-    if model is not None:
+    if callable(model):
         return model()
+    if model is not None:
+        raise ConfigError(f"model={shown(model)}: pass a module, or a function that makes one")
     try:
         return Factory.of_file(record, path).make(blank=blank)
     except ConfigError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 
 from stamppruner import ranks
 from stamppruner.batches import as_loader, reread
-from stamppruner.errors import ConfigError, DataError
+from stamppruner.errors import ConfigError, DataError, DivergedError, shown
 from stamppruner.evidence import running_statistics
 from stamppruner.heap import memory_kept
 from stamppruner.history import History
-from stamppruner.layers import first_floating
+from stamppruner.layers import first_floating, first_nan
 from stamppruner.progress import bar
 from stamppruner.supervision import (
     Distillation,
@@ -28,6 +29,8 @@ from stamppruner.supervision import (
     Mixup,
     Supervision,
 )
+from stamppruner.training import check_settings
+from stamppruner.undisturbed import undisturbed
 
 _BATCH = 64
 
@@ -37,8 +40,7 @@ Schedule = Callable[[float], float]
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
+@undisturbed()
 @ranks.together()
 def finetune(
     model: nn.Module,
@@ -114,8 +116,8 @@ def finetune(
 
     Raises:
         ConfigError: a setting out of range, or two that do not go together.
-        DataError: unusable batches, labels beyond the model's outputs, or a loss that is not
-            finite.
+        DataError: unusable batches, inputs that the model does not take, labels beyond its
+            outputs; DivergedError, a kind of it: a loss, gradient or weight that is not finite.
         RankError: ranks of a distributed job disagree, or another one failed.
 
     Example:
@@ -125,28 +127,30 @@ def finetune(
         >>> history["loss"][-1] < history["loss"][0]
         True
     """
-    if epochs < 0 or not 0 < lr < math.inf:
-        raise ConfigError(f"finetune(epochs={epochs}, lr={lr}): epochs from 0 and a finite lr > 0")
-    if not 0 <= mixup < math.inf or (patience is not None and patience < 1):
-        raise ConfigError(f"finetune(mixup={mixup}, patience={patience}): at least 0, and 1")
-    if not clip > 0:
-        raise ConfigError(f"finetune(clip={clip}): a norm above 0; math.inf clips nothing")
-    if patience is not None and evaluate_on is None:
-        raise ConfigError(f"finetune(patience={patience}) needs evaluate_on to judge epochs by")
-    if mixup and loss_fn is not None:
-        raise ConfigError(f"finetune(mixup={mixup}) mixes labels of classes: leave out loss_fn")
-    given = {"optimizer": optimizer, "schedule": schedule}
-    if wrong := [n for n, f in given.items() if f is not None and not callable(f)]:
-        raise ConfigError(f"finetune({wrong[0]}={given[wrong[0]]!r}): pass a function, or None")
+    check_settings({
+        "epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
+        "warmup": warmup, "clip": clip, "label_smoothing": label_smoothing, "mixup": mixup,
+        "teacher": teacher, "distill": distill, "temperature": temperature, "optimizer": optimizer,
+        "schedule": schedule, "patience": patience, "amp": amp, "seed": seed, "loss_fn": loss_fn,
+        "evaluate_on": evaluate_on,
+    })  # fmt: skip
     task = Supervision(loss_fn, forward_fn, metric_fn, label_smoothing)
     taught = None if teacher is None else Distillation(teacher, distill, temperature)
     batches = as_loader(reread(loader), batch_size=_BATCH, shuffle=True, seed=seed or 0)
+    evaluate_on = reread(evaluate_on)
     length = max(ranks.gathered("length", _length(batches)))
     steps = epochs * length
     ranks.copy_from_first_(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigError(
+            f"{type(model).__name__} has no parameter that requires a gradient, so there is "
+            "nothing to train: call model.requires_grad_() first"
+        )
     if optimizer is not None:
         own = optimizer(parameters)
+        if not isinstance(own, torch.optim.Optimizer):
+            raise ConfigError(f"finetune(optimizer=...) made {shown(own)}, no torch optimizer")
     else:
         own = torch.optim.SGD(
             parameters, lr, momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
@@ -155,7 +159,7 @@ def finetune(
     device = first_floating(model).device
     learner = _Learner(model, task, taught, Mixup(mixup, seed or 0), amp, device)
     history, best, done = History(), _Best(model), 0
-    shown = bar(total=steps, description="fine-tune", shown=progress)
+    steps_bar = bar(total=steps, description="fine-tune", shown=progress)
     try:
         with _training(model), _seeded(seed), memory_kept(device):
             for epoch in range(epochs):
@@ -168,17 +172,21 @@ def finetune(
                     with ranks.all_ready("fine-tuning"):
                         if (batch := next(stream, None)) is not None:
                             inputs, targets, count = batch
-                            loss, figures = learner(inputs, targets)
-                            _check_finite(loss, done, lr)
+                            loss, outputs = learner(inputs, targets)
+                            _check_finite(loss, done, lr, "loss")
                             loss.backward()
-                            means.add(count, figures)
+                            means.add(count, _figures(model, task, outputs, targets, loss))
                     ranks.average_gradients_(parameters, count)
-                    if clip < math.inf:
-                        nn.utils.clip_grad_norm_(parameters, clip)
+                    norm = nn.utils.clip_grad_norm_(parameters, clip)
+                    _check_finite(norm, done, lr, "norm of the gradient")
                     own.step()
                     done += 1
-                    shown.update()
+                    steps_bar.update()
                 ranks.average_statistics_(model)
+                if (lost := first_nan(model)) is not None:
+                    raise DivergedError(
+                        f"fine-tuning diverged in epoch {epoch} ({lost!r} is NaN): lower lr={lr}"
+                    )
                 found = means.pooled().of()
                 if evaluate_on is not None:
                     with ranks.all_ready("validation"):
@@ -187,13 +195,13 @@ def finetune(
                     found |= {f"validation_{name}": value for name, value in measured.items()}
                     best.see(epoch, measured)
                 row = history.add(epoch=epoch, **found)
-                shown.set_postfix({name: f"{value:.3g}" for name, value in found.items()})
+                steps_bar.set_postfix({name: f"{value:.3g}" for name, value in found.items()})
                 if callback is not None:
                     callback(epoch, row)
                 if patience is not None and epoch - best.epoch >= patience:
                     break
     finally:
-        shown.close()
+        steps_bar.close()
     best.restore()
     return history
 
@@ -218,7 +226,8 @@ def evaluate(
         metric_fn: the same in place of the accuracy; larger is better.
 
     Raises:
-        DataError: unusable batches, or none.
+        DataError: unusable batches, none, or inputs that the model does not take; DivergedError, a
+            kind of it: outputs that are NaN.
 
     Example:
         >>> evaluate(nn.Flatten(), [(torch.eye(2).view(2, 1, 1, 2), torch.tensor([0, 0]))])
@@ -230,6 +239,23 @@ def evaluate(
     return _measured(model, loader, task).of()[task.metric or "loss"]
 
 
+def checked_settings(settings: Any) -> dict[str, Any]:
+    """Settings of :func:`finetune`, with ``epochs``, that are known before there is any network.
+
+    Raises:
+        ConfigError: no dict, one without epochs, an unknown name, or a value out of range.
+    """
+    known = [*inspect.signature(finetune).parameters][2:]  # behind the model and the loader
+    given = set(settings) if isinstance(settings, Mapping) else set()
+    if "epochs" not in given or given - set(known):
+        raise ConfigError(
+            f"finetune={shown(settings)}: pass a dict such as {{'epochs': 20}}, with any of "
+            f"{', '.join(known)}"
+        )
+    check_settings(settings)
+    return dict(settings)
+
+
 def warm_cosine(share: float, warmup: float) -> float:
     """Factor of the learning rate after a share of all steps: linear warm-up, then a cosine."""
     if share < warmup:
@@ -239,7 +265,7 @@ def warm_cosine(share: float, warmup: float) -> float:
 
 @dataclass
 class _Learner:
-    """Loss and figures of a training batch."""
+    """Loss and outputs of a training batch."""
 
     model: nn.Module
     task: Supervision
@@ -248,7 +274,7 @@ class _Learner:
     amp: bool
     device: torch.device
 
-    def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, dict[str, float]]:
+    def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Any]:
         inputs, other, share = self.mixup(inputs, targets)
         outputs = self._outputs(self.model, inputs)
         loss = self.task.loss(self.model, outputs, targets)
@@ -258,7 +284,7 @@ class _Learner:
             with torch.no_grad(), running_statistics(self.taught.teacher):
                 theirs = self._outputs(self.taught.teacher, inputs)
             loss = self.taught.mixed(loss, outputs, theirs)
-        return loss, _figures(self.model, self.task, outputs, targets, loss)
+        return loss, outputs
 
     def _outputs(self, model: nn.Module, inputs: Any) -> Any:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
@@ -273,10 +299,10 @@ def _figures(
     return {"loss": float(loss.detach())} | ({} if merit is None else {str(task.metric): merit})
 
 
-def _check_finite(loss: Tensor, step: int, lr: float) -> None:
-    if not torch.isfinite(loss):
-        raise DataError(
-            f"fine-tuning diverged at step {step} (loss {float(loss.detach())}): lower lr={lr}"
+def _check_finite(value: Tensor, step: int, lr: float, what: str) -> None:
+    if not torch.isfinite(value):
+        raise DivergedError(
+            f"fine-tuning diverged at step {step} ({what} {float(value.detach())}): lower lr={lr}"
         )
 
 

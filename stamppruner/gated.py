@@ -39,8 +39,8 @@ class GatedNet:
         like = first_floating(model)
         self.task = task
         self.model, self.graph = model, graph
-        self.posterior = posterior.to(like.device)
-        self.encoder = encoder.to(like.device)
+        self.posterior = posterior.to(like.device, torch.float32)  # as evidence is
+        self.encoder = encoder.to(like.device, torch.float32)  # as the images that it is given are
         self._gates = Gates(model, graph)
         self._reader = ChannelReader(model, graph)
 

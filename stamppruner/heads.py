@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stamppruner.channels import KEPT, ChannelGraph
+from stamppruner.errors import DataError
 from stamppruner.evidence import running_statistics
 from stamppruner.inputs import Inputs
 
@@ -140,7 +141,15 @@ def fit_ridge_(head: nn.Linear, features: Tensor, labels: Tensor) -> None:
         head: ``F -> classes``.
         features: ``(N, F)``.
         labels: ``(N,)`` integers below ``classes``.
+
+    Raises:
+        DataError: features that are not finite.
     """
+    if not bool(features.isfinite().all()):
+        raise DataError(
+            "the features that the head reads are not finite: scale the images as the network was "
+            f"trained on, or pass it as float32 (its head is {head.weight.dtype})"
+        )
     x, n, labels = features.double(), len(features), labels.long()
     y = F.one_hot(labels, head.out_features).double()
     centring = float(head.bias is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from random import Random
 from statistics import median
 from time import perf_counter
 
@@ -65,9 +66,12 @@ def train_steps_ms(
 def in_turns_ms(calls: Sequence[Callable[[], float]], seconds: float) -> list[float]:
     """Median of what each call returns, over as many rounds as fit into ``seconds`` a call.
 
-    Meanwhile memory stays with the process (:func:`~stamppruner.heap.memory_kept`).
+    A round is in random order: in a fixed one, a machine that takes the core away at regular times
+    would take it from the same call again and again. Meanwhile memory stays with the process
+    (:func:`~stamppruner.heap.memory_kept`).
     """
     taken: list[list[float]] = [[] for _ in calls]
+    order, random = list(range(len(calls))), Random(0)
     careful = seconds > _SECONDS
     with memory_kept():
         for call in calls:
@@ -76,8 +80,9 @@ def in_turns_ms(calls: Sequence[Callable[[], float]], seconds: float) -> list[fl
         for done in range(10 * _MOST if careful else _MOST):
             if done >= _FEWEST + 2 * careful and perf_counter() - start > seconds * len(calls):
                 break
-            for call, times in zip(calls, taken, strict=True):
-                times.append(call())
+            random.shuffle(order)
+            for i in order:
+                taken[i].append(calls[i]())
     return [median(times) for times in taken]
 
 

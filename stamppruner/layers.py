@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from stamppruner.errors import UnsupportedModelError
+
 
 def is_mixing(module: nn.Module) -> bool:
     """Whether every output channel of the module reads every input channel of its block."""
@@ -124,6 +126,23 @@ def first_floating(module: nn.Module) -> Tensor:
         if tensor.is_floating_point():
             return tensor
     return torch.empty(0)
+
+
+def first_nan(module: nn.Module) -> str | None:
+    """Name of the first parameter or buffer that has a NaN."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        known = tensor.is_floating_point() and not tensor.is_meta
+        if known and bool(tensor.detach().isnan().any()):
+            return name
+    return None
+
+
+def check_no_nan(module: nn.Module) -> None:
+    """Raise UnsupportedModelError if there is a NaN; the parameter or buffer is named."""
+    if (name := first_nan(module)) is not None:
+        raise UnsupportedModelError(
+            f"{name!r} of {type(module).__name__} has NaN: load weights that are finite"
+        )
 
 
 WIDTH_ATTRIBUTES = (

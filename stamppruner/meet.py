@@ -21,7 +21,7 @@ from torch import nn
 from stamppruner import ranks
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelPlan, FloatArray
-from stamppruner.costs import Latency, LatencyMs
+from stamppruner.costs import Latency, LatencyMs, check_amp
 from stamppruner.errors import BudgetError
 from stamppruner.surgery import cut
 
@@ -93,6 +93,7 @@ def meet(dense: nn.Module, chooser: Chooser, scores: FloatArray, budget: Budget)
     Raises:
         BudgetError: it cannot be met; of a time, the least that was measured is named.
     """
+    check_amp(dense, budget.setting)
     timed = [cost for cost in chooser.costs_of(budget) if isinstance(cost, Latency)]
     if not timed and chooser.round_to is not None:
         return Met(chooser.choose(scores, budget))

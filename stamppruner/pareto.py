@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from stamppruner.batches import reread
 from stamppruner.budget import Budget
 from stamppruner.errors import BudgetError, CheckpointError, ConfigError, StampError
 from stamppruner.files import PathLike, atomic_write, check_folder
-from stamppruner.finetune import evaluate, finetune
+from stamppruner.finetune import checked_settings, evaluate
 from stamppruner.report import Report
 from stamppruner.report import format as fmt
 from stamppruner.report.front import METRICS, page
@@ -250,7 +249,14 @@ class AfterCut:
     ) -> None:
         if not task.classifies:
             raise ConfigError("pareto compares accuracies of classes: call prune for every budget")
-        self._settings = None if settings is None else {"progress": progress, **_checked(settings)}
+        if settings is not None and ranks.count() > 1:
+            raise ConfigError(
+                "fine-tuning runs in one process: on several ranks leave finetune out, and train "
+                "each result with a loop of your own"
+            )
+        self._settings = (
+            None if settings is None else {"progress": progress, **checked_settings(settings)}
+        )
         self._data = data if settings is None else reread(data)
         self._test = reread(evaluate_on)
 
@@ -303,23 +309,6 @@ def _as_budget(value: Any) -> Budget:
             "them pass Budget(macs=...)"
         )
     return Budget(macs=float(value))
-
-
-def _checked(settings: Any) -> dict[str, Any]:
-    """Settings of fine-tuning that are known before any network is."""
-    known = [*inspect.signature(finetune).parameters][2:]  # behind the model and the loader
-    epochs = settings.get("epochs") if isinstance(settings, Mapping) else None
-    if not isinstance(epochs, int) or epochs < 0 or set(settings) - set(known):
-        raise ConfigError(
-            f"finetune={settings!r}: pass a dict such as {{'epochs': 20}}, with any of "
-            f"{', '.join(known)}"
-        )
-    if ranks.count() > 1:
-        raise ConfigError(
-            "fine-tuning runs in one process: on several ranks leave finetune out, and train each "
-            "result with a loop of your own"
-        )
-    return dict(settings)
 
 
 def _file(number: int, budget: Mapping[str, float]) -> str:

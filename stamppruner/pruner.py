@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from stamppruner import pruner_file, ranks
 from stamppruner.budget import Budget
+from stamppruner.calls import copied_module
 from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.config import STAMPConfig
 from stamppruner.encoders import SetEncoder, SetTransformer
@@ -45,9 +45,18 @@ from stamppruner.scoring import UnlikeImagesWarning as UnlikeImagesWarning
 from stamppruner.shortcuts import projected
 from stamppruner.statistics import ImageStatistics
 from stamppruner.supervision import ForwardFn, LossFn, MetricFn, Supervision
-from stamppruner.target import check_fits, first_images
-from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, as_sampler, as_samples
+from stamppruner.target import check_fits, facts_of, first_images
+from stamppruner.tasks import (
+    LoaderTasks,
+    Task,
+    TaskSampler,
+    TaskSource,
+    as_sampler,
+    as_samples,
+    check_batch,
+)
 from stamppruner.trace import trace_channels
+from stamppruner.undisturbed import undisturbed
 
 
 class STAMPPruner:
@@ -69,6 +78,10 @@ class STAMPPruner:
             W is not trained under masks before the cut. It is not saved.
         forward_fn: model and images to outputs; by default ``model(images)``.
         metric_fn: outputs and targets to a number for reports, larger is better.
+
+    Attributes:
+        normalisation: mean and standard deviation, a number a channel, that the reference data
+            set says its pixels were normalised by; None where it does not say.
 
     Raises:
         UnsupportedModelError: nothing can be pruned, or no shortcut projected; raised when the
@@ -109,6 +122,7 @@ class STAMPPruner:
         self._net: GatedNet | None = None
         self._coupled: dict[str, str] = {}
         self._seen: ImageStatistics | None = None  # of the reference
+        self.normalisation: ImageStatistics | None = None
         if not isinstance(model, nn.Module):
             raise UnsupportedModelError(f"{model!r} is no module: pass a model, not its class")
         if example_inputs is not None:
@@ -127,8 +141,7 @@ class STAMPPruner:
         """
         return self._gated().model
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
+    @undisturbed()
     @ranks.together()
     def meta_fit(
         self,
@@ -215,11 +228,13 @@ class STAMPPruner:
         )
         self.meta_fitted = True
         self._seen = ImageStatistics.of(probe.images)
+        said = facts_of(ref_tasks)
+        if {"mean", "std"} <= said.keys():
+            self.normalisation = ImageStatistics(tuple(said["mean"]), tuple(said["std"]))
         warn_of_gates(net, source, self.history)
         return self
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
+    @undisturbed()
     @ranks.together()
     def prune(
         self,
@@ -252,8 +267,7 @@ class STAMPPruner:
         scoring = self._score(target_loader).under(budget, self.config, progress=progress)
         return self._cut(scoring, self._choose(scoring, budget), budget)
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
+    @undisturbed()
     @ranks.together()
     def choose(
         self, target_loader: Any, budget: Budget | None = None, *, progress: bool = True
@@ -279,8 +293,7 @@ class STAMPPruner:
         ranks.check_plan(met.plan)
         return met.plan, scoring.scores
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
+    @undisturbed()
     @ranks.together()
     def pareto(
         self,
@@ -336,11 +349,16 @@ class STAMPPruner:
         """``E[m]`` of every channel, ``(num_channels,)``, for a set of images ``(B, C, H, W)``.
 
         Without images it is ``E[pi]``, what is known before any set is seen.
+
+        Raises:
+            DataError: they are no finite floating-point images.
+            StampError: the model was never traced.
         """
         net = self._gated()
         with torch.no_grad():
             if images is None:
                 return net.posterior.keep_probability().cpu().numpy()
+            check_batch(images, channels=image_shape(net.graph)[0], where="the set")
             return net.keep_probability(images.to(net.device)).cpu().numpy()
 
     def save(self, path: PathLike) -> None:
@@ -365,12 +383,14 @@ class STAMPPruner:
             "projections": projections(net.model),
             "meta_fitted": self.meta_fitted,
             "classifies": self.task.classifies,
+            "normalisation": self.normalisation.to_json() if self.normalisation else None,
             "image_statistics": self._seen.to_json() if self._seen else None,
             "history": self.history.rows,
         }
         pruner_file.write(path, self._parts(), record)
 
     @classmethod
+    @undisturbed()
     def load(
         cls,
         path: PathLike,
@@ -426,7 +446,7 @@ class STAMPPruner:
             pruner_file.load_part_(module, part, tensors, path)
         pruner.history, pruner.meta_fitted = saved.history, saved.meta_fitted
         pruner.shortcuts, pruner._coupled = saved.shortcuts, saved.coupled
-        pruner._seen = saved.seen
+        pruner._seen, pruner.normalisation = saved.seen, saved.normalisation
         return pruner
 
     def _score(self, target_loader: Any) -> Scoring:
@@ -481,12 +501,13 @@ class STAMPPruner:
         net = self._gated()
         return {"model": net.model, "posterior": net.posterior, "encoder": net.encoder}
 
+    @undisturbed()
     def _trace(self, example_inputs: Any) -> None:
         if self.shortcuts == "project":
             model, found = projected(self.model, example_inputs)
             self._coupled = dict(found.coupled)
         else:
-            model = copy.deepcopy(self.model)
+            model = copied_module(self.model)
         graph = trace_channels(model, example_inputs, protect=self.protect)
         check_prunable(graph)
         config = self.config

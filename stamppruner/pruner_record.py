@@ -36,6 +36,7 @@ class Saved:
         shortcuts: what was done about them.
         coupled: blocks whose shortcut was left, with the reason.
         seen: statistics of the reference images.
+        normalisation: what their pixels were normalised by.
         projections: layers on shortcuts.
     """
 
@@ -49,6 +50,7 @@ class Saved:
     shortcuts: Literal["couple", "project"]
     coupled: dict[str, str]
     seen: ImageStatistics | None
+    normalisation: ImageStatistics | None
     projections: list[Entry]
 
     @classmethod
@@ -71,6 +73,7 @@ class Saved:
                 shortcuts=_shortcuts(record.get("shortcuts", "couple")),
                 coupled=_texts(record.get("coupled", {})),
                 seen=_statistics(record.get("image_statistics"), shape[0]),
+                normalisation=_statistics(record.get("normalisation"), shape[0]),
                 projections=checked_record(_need(record.get("projections", []), list, "layers")),
             )
         except KeyError as error:

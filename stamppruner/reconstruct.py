@@ -159,6 +159,8 @@ def _patches(module: nn.Module, x: Tensor, where: Tensor) -> Tensor:
 
 def _ridge(x: Tensor, y: Tensor, prior: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
     """Weights ``(fan-in, out)`` and bias ``(out,)`` of least squares, shrunk towards ``prior``."""
+    if x.dtype in (torch.float16, torch.bfloat16):  # sums of squares overflow, or are coarse
+        x, y, prior = x.float(), y.float(), prior.float()
     mean_x, mean_y = x.mean(0) * centre, y.mean(0) * centre
     centred = x - mean_x
     gram = (centred.T @ centred).double()

@@ -16,14 +16,14 @@ from stamppruner.batchnorm import recalibrate_
 from stamppruner.budget import Budget, Chooser
 from stamppruner.certificate import shrink
 from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
-from stamppruner.errors import UnsupportedModelError
+from stamppruner.errors import DivergedError, UnsupportedModelError
 from stamppruner.evidence import running_statistics
 from stamppruner.factory import Structure, recognise
 from stamppruner.files import PathLike, check_writable
 from stamppruner.finetune import evaluate, finetune
 from stamppruner.heads import find_head, fit_ridge_, head_inputs
 from stamppruner.history import History
-from stamppruner.layers import first_floating
+from stamppruner.layers import check_no_nan, first_floating, first_nan
 from stamppruner.meet import Met
 from stamppruner.reconstruct import reconstruct_
 from stamppruner.report import Report
@@ -191,10 +191,13 @@ def finish(
         measure_latency: time both networks for the report.
 
     Raises:
+        UnsupportedModelError: a weight of the full network is NaN.
         EquivalenceError: the slim network differs from the masked one.
+        DivergedError: a weight of the slim network became NaN.
         RankError: other ranks have another plan.
     """
     plan = met.plan
+    check_no_nan(dense)
     ranks.check_plan(plan)
     start = perf_counter()
     slim = shrink(dense, plan, target.images[:1])  # proved at the target's own size
@@ -209,6 +212,12 @@ def finish(
     fit_head = fit_head and target.task.classifies
     if fit_head and (head := find_head(slim, plan.graph)) is not None:
         fit_head_(slim, head, target)
+    if (lost := first_nan(slim)) is not None:
+        raise DivergedError(
+            f"{lost!r} became NaN when weights were fitted to the target: scale its images, pass "
+            f"the model as float32 (it is {first_floating(slim).dtype}), or switch off reconstruct "
+            "and fit_head"
+        )
     ranks.copy_from_first_(slim)
     timings["fit_weights"] = perf_counter() - start
     metrics = {**sample_merit(dense, target, "before"), **sample_merit(slim, target, "after")}

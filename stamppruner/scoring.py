@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,7 +23,7 @@ from stamppruner.adapt import adapt_
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph, FloatArray
 from stamppruner.config import STAMPConfig
-from stamppruner.errors import UnsupportedModelError
+from stamppruner.errors import DataError, DivergedError, UnsupportedModelError
 from stamppruner.gated import GatedNet
 from stamppruner.heads import find_head, num_outputs, with_classes
 from stamppruner.result import fit_head_
@@ -32,8 +33,8 @@ from stamppruner.warmstart import blend_target
 
 _FIT_BATCH = 50
 
-_CALLER = 8
-"""Stack level of the user's line: below it a method of the pruner with its three decorators, and
+_CALLER = 7
+"""Stack level of the user's line: below it a method of the pruner with its two decorators, and
 then ``_score``, ``score`` and ``_notes``."""
 
 
@@ -97,6 +98,7 @@ class Scoring:
 
         Raises:
             BudgetError: the budget cannot be met.
+            DivergedError: the gates are not finite any more.
         """
         if config.prune_epochs <= 0:
             return self
@@ -104,6 +106,12 @@ class Scoring:
         net = _copied(self.net, copy.deepcopy(self.dense), self.net.graph)
         adapt_(net, self.chooser, self.target, budget, config, progress=progress)  # line 11
         scores = _keep_probability(net, self.target, config)
+        if not np.isfinite(scores).all():
+            raise DivergedError(
+                f"the gates diverged in K = {config.prune_epochs:g} epochs on the target: lower "
+                f"pi_lr={config.pi_lr}, theta_lr={config.theta_lr} or "
+                f"weights_lr={config.weights_lr}"
+            )
         timings = {**self.timings}
         timings["choose_channels"] += perf_counter() - start
         return dataclasses.replace(self, net=net, scores=scores, timings=timings)
@@ -146,6 +154,11 @@ def score(
     if weight > 0:
         blend_target(net, target.batches(_FIT_BATCH, net.device), weight)
     scores = _keep_probability(net, target, config)
+    if not np.isfinite(scores).all():
+        raise DataError(
+            "the scores of the channels are not finite: scale the target's images as those that "
+            f"the network was trained on (their largest value is {float(target.images.max()):.3g})"
+        )
     timings["choose_channels"] = perf_counter() - start
     return Scoring(net, chooser, target, scores, new_head, tuple(notes), timings)
 

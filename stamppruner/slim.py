@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from stamppruner.errors import CheckpointError, shown
+from stamppruner.devices import why_not
+from stamppruner.errors import CheckpointError, ConfigError, shown
 from stamppruner.factory import full_model
 from stamppruner.files import PathLike
 from stamppruner.io import parse_record, read_metadata, read_safetensors, write_safetensors
@@ -99,6 +100,7 @@ def load_slim(
         CheckpointError: the file cannot be read, is of another format or version, or does not fit
             the model; every name that does not fit is listed. Or it names no function, and no
             model is given.
+        ConfigError: there is no such device, or ``model`` is neither.
         MissingExtraError: the library of the function is not installed.
 
     Example:
@@ -111,6 +113,8 @@ def load_slim(
         >>> torch.equal(again(torch.ones(1, 3, 4, 4)), net(torch.ones(1, 3, 4, 4)))
         True
     """
+    if (reason := why_not(device)) is not None:
+        raise ConfigError(f"load_slim(device={str(device)!r}): {reason}")
     tensors, metadata = read_safetensors(path)
     record = parse_record(metadata, FORMAT, VERSION, path, noun="slim model")
     slim = full_model(model, record, path, blank=True)

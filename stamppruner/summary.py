@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -66,7 +67,8 @@ def make_report(
     notes = list(warnings)
     setting = Setting(batch_size=batch_size(before["macs"]))
     if budget is not None:
-        asked, setting = budget.bounds(), budget.setting if times else setting
+        asked = budget.bounds()
+        setting = budget.setting if times else dataclasses.replace(setting, amp=budget.amp)
         for cost in chooser.costs_of(budget):
             before[cost.name], after[cost.name] = cost.full, float(cost(widths))
     for name, time in times.items():

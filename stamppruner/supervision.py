@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from stamppruner.batches import Batch, as_loader, checked_batches
-from stamppruner.errors import ConfigError, DataError, StampError
+from stamppruner.errors import ConfigError, DataError, DivergedError, StampError
 from stamppruner.tasks import check_batch
 
 ForwardFn = Callable[[nn.Module, Any], Any]
@@ -24,6 +24,19 @@ LossFn = Callable[[Any, Any], Tensor]
 
 MetricFn = Callable[[Any, Any], float | Tensor]
 """Outputs and targets of a batch to a number, the mean over its samples; larger is better."""
+
+
+_UNFIT = (
+    "channels",
+    "expected scalar type",
+    "should be the same",
+    "same type",
+    "same dtype",
+    "mixed dtype",
+    "cannot be multiplied",
+    "normalized_shape",
+)
+"""In messages of PyTorch about inputs that a layer does not take."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +135,19 @@ class Supervision:
         """What the model makes of the inputs.
 
         Raises:
-            DataError: it cannot train on a batch of one sample.
+            DataError: it takes no such inputs, or cannot train on a batch of one sample.
         """
         try:
             return model(inputs) if self.forward_fn is None else self.forward_fn(model, inputs)
+        except RuntimeError as error:
+            if not isinstance(inputs, Tensor) or not any(t in str(error) for t in _UNFIT):
+                raise
+            kind = "images" if inputs.dim() == 4 else "inputs"
+            raise DataError(
+                f"{type(model).__name__} does not take {kind} of {tuple(inputs.shape[1:])}, "
+                f"{inputs.dtype} ({str(error).splitlines()[0]}): give them the shape and type that "
+                "it was made for"
+            ) from error
         except ValueError as error:
             if not isinstance(inputs, Tensor) or len(inputs) > 1:
                 raise
@@ -153,12 +175,21 @@ class Supervision:
         )
 
     def merit(self, model: nn.Module, outputs: Any, targets: Any) -> float | None:
-        """The figure of merit of a batch, None if there is none."""
+        """The figure of merit of a batch, None if there is none.
+
+        Raises:
+            StampError: outputs that are no logits, or are NaN.
+        """
         if self.metric_fn is not None:
             return float(self.metric_fn(outputs, targets))
         if not self.classifies:
             return None
         check_logits(model, outputs, targets)
+        if bool(outputs.isnan().any()):  # the largest of NaNs is the first, which may be right
+            raise DivergedError(
+                f"{type(model).__name__} gives NaN for some images: its weights are not finite, or "
+                f"its activations overflow {outputs.dtype}"
+            )
         return float((outputs.argmax(1) == targets).double().mean())
 
 

@@ -18,8 +18,8 @@ from torch import nn
 from stamppruner.batchnorm import recalibrate_
 from stamppruner.budget import Budget
 from stamppruner.channels import BoolArray, ChannelGraph, FloatArray
-from stamppruner.errors import ConfigError, DataError, StampError
-from stamppruner.finetune import evaluate, finetune
+from stamppruner.errors import CheckpointError, ConfigError, DataError, StampError
+from stamppruner.finetune import checked_settings, evaluate, finetune
 from stamppruner.heads import find_head, new_head, set_module
 from stamppruner.layers import first_floating
 from stamppruner.report.format import markdown_table
@@ -82,14 +82,27 @@ class SwapTest:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> SwapTest:
-        """Inverse of :meth:`to_json`."""
-        after = record.get("after")
-        return cls(
-            tuple(record["names"]),
-            np.array(record["before"]),
-            None if after is None else np.array(after),
-            np.array(record["iou"]),
-        )
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            CheckpointError: the record lacks a part, or has one of another form.
+        """
+        try:
+            names = tuple(record["names"])
+            before, after, shared = (
+                None if record.get(key) is None else np.array(record[key], dtype=np.float64)
+                for key in ("before", "after", "iou")
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"the record is damaged ({error!r}): give what SwapTest.to_json returned"
+            ) from error
+        square = (len(names), len(names))
+        if any(m is not None and m.shape != square for m in (before, after, shared)):
+            raise CheckpointError(f"the record is damaged: its matrices are not {square}")
+        if before is None or shared is None:
+            raise CheckpointError("the record is damaged: it lacks 'before' or 'iou'")
+        return cls(names, before, after, shared)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, with the means and intervals."""
@@ -142,7 +155,7 @@ def swap_test(
         settings: of :func:`~stamppruner.finetune`.
 
     Raises:
-        ConfigError: fewer than two targets.
+        ConfigError: fewer than two targets, one that is no pair, or settings that cannot be used.
         DataError: a target cannot be used.
         StampError: a network has no head that could be replaced.
         BudgetError: the budget cannot be met.
@@ -160,8 +173,19 @@ def swap_test(
         >>> found.before.shape
         (2, 2)
     """
+    if not isinstance(targets, Mapping):
+        raise ConfigError(
+            f"swap_test: targets are a {type(targets).__name__}: pass a dict from names to pairs"
+        )
     if len(targets) < 2:
         raise ConfigError(f"swap_test needs at least two targets to swap, not {len(targets)}")
+    for name, pair in targets.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ConfigError(
+                f"swap_test: target {name!r} is a {type(pair).__name__}: pass a pair of the data "
+                "to prune for and those to test on"
+            )
+    checked_settings({"epochs": epochs, **settings})
     names = tuple(targets)
     results = [pruner.prune(targets[name][0], budget, progress=progress) for name in names]
     masks = [result.plan.keep for result in results]

@@ -123,10 +123,10 @@ def read_target(
     stacked = torch.stack([images[i] for i in order])
     found = torch.stack([labels[i] for i in order])
     classes = max(seen) + 1 if task.classifies else 0
-    return Target(stacked, found, classes, count, _facts(loader), task), seen
+    return Target(stacked, found, classes, count, facts_of(loader), task), seen
 
 
-def _facts(loader: Any) -> dict[str, list[Any]]:
+def facts_of(loader: Any) -> dict[str, list[Any]]:
     """Names of classes, and statistics that were taken out of the images, where there are some."""
     data = getattr(loader, "dataset", loader)
     facts: dict[str, list[Any]] = {}

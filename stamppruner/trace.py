@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from stamppruner import surgery
 from stamppruner.calls import Calls, copied_module, evaluating, record_calls
@@ -15,6 +16,7 @@ from stamppruner.errors import ConfigError, UnsupportedModelError
 from stamppruner.free import FreeAxis, find_free_axes
 from stamppruner.graph import Traced, build_graph, matching
 from stamppruner.inputs import Inputs
+from stamppruner.layers import check_no_nan
 from stamppruner.probe import Probe
 from stamppruner.progress import Tick, bar
 from stamppruner.proof import prove
@@ -69,6 +71,17 @@ def trace_channels(
         raise UnsupportedModelError(
             f"{type(model).__name__} is a TorchScript module: pass the Python model it was made of"
         )
+    if any(hasattr(module, "_orig_mod") for module in model.modules()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is, or holds, what torch.compile made: pass the module it was "
+            "made of (its _orig_mod), and compile the slim one"
+        )
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has lazy layers that have seen no input yet: run it on "
+            "a batch first"
+        )
+    check_no_nan(model)
     counted = bar(description="tracing", shown=progress, delay=2.0)
     with torch.inference_mode(False), torch.no_grad(), counted:
         inputs = Inputs.of(example_inputs, model).repeat(1)

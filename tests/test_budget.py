@@ -166,7 +166,7 @@ def test_scores_must_be_finite_and_one_a_channel(bad):
         chooser_of(plain).choose(bad, Budget(macs=0.5))
 
 
-@pytest.mark.parametrize("value", [0, -0.5, float("inf"), float("nan"), True, "0.5"])
+@pytest.mark.parametrize("value", [0, -0.5, float("inf"), float("nan"), 10**400, True, "0.5"])
 def test_bounds_must_be_positive_numbers(value):
     with pytest.raises(BudgetError, match="macs"):
         Budget(macs=value)
@@ -175,6 +175,13 @@ def test_bounds_must_be_positive_numbers(value):
 def test_a_budget_needs_a_bound():
     with pytest.raises(BudgetError, match="needs a bound"):
         Budget()
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "2", 10**12])
+@pytest.mark.parametrize("name", ["batch_size", "threads"])
+def test_samples_and_threads_are_whole_numbers(name, value):
+    with pytest.raises(BudgetError, match=rf"{name}=.*: pass a whole number from 1 to"):
+        Budget(macs=0.5, **{name: value})
 
 
 def test_amp_is_yes_or_no():

@@ -71,6 +71,8 @@ def test_the_pruner_is_not_changed(backbone, sets):
 
 def test_bad_input_is_refused(backbone, sets):
     pruner = fitted(backbone)
+    with pytest.raises(ConfigError, match="pass a dict"):
+        diagnose(pruner, list(sets.values()), HALF)
     with pytest.raises(ConfigError, match="at least two"):
         diagnose(pruner, {"stripes": sets["stripes"]}, HALF)
     images = torch.zeros(3, 3, 8, 8)

@@ -1,6 +1,7 @@
 """Latencies: of networks that take turns, in passes that stay short."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from nets import noise, plain, seeded
 from torch import nn
 
 from stamppruner.inputs import Inputs
-from stamppruner.latency import BATCH, batch_size, did_not_fall, latencies_ms
+from stamppruner.latency import BATCH, batch_size, did_not_fall, in_turns_ms, latencies_ms
 
 
 class Sleeps(nn.Module):
@@ -27,6 +28,19 @@ class Sleeps(nn.Module):
 
 def inputs(model):
     return Inputs.of(noise(1, 3, 8, 8, dtype=torch.float32), model)
+
+
+def test_turns_are_taken_in_no_fixed_order():
+    order = []
+
+    def call(name):
+        order.append(name)
+        return 0.0
+
+    in_turns_ms([partial(call, name) for name in "abc"], 0.01)
+    rounds = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]
+    assert {"".join(sorted(found)) for found in rounds} == {"abc"}
+    assert len(set(rounds)) > 2
 
 
 def test_medians_in_the_order_of_the_models():

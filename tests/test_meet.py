@@ -1,5 +1,6 @@
 """Budgets in milliseconds, on a clock that counts multiply-adds: the search, without noise."""
 
+import copy
 from zlib import crc32
 
 import numpy as np
@@ -220,6 +221,16 @@ def test_the_report_has_what_was_asked_predicted_and_measured(chooser):
     assert report.settings["latency_ms_predicted"] > 0
     assert report.settings["latency_batch_size"] == 4
     assert "samples on cpu" in str(report)
+
+
+def test_a_budget_without_a_time_is_reported_under_its_autocast(chooser):
+    report = Magnitude().prune(MODEL, Images(), Budget(macs=0.5, amp=True), graph=GRAPH).report
+    assert report.settings["latency_amp"]
+    with pytest.raises(BudgetError, match="float64"):
+        meet(
+            copy.deepcopy(MODEL).double(), chooser, np.ones(GRAPH.num_channels),
+            Budget(macs=0.5, amp=True),
+        )  # fmt: skip
 
 
 def test_a_network_that_is_not_faster_names_the_layers(monkeypatch):

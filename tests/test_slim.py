@@ -25,7 +25,7 @@ from stamppruner import (
     trace_channels,
 )
 from stamppruner.baselines import Random
-from stamppruner.errors import CheckpointError
+from stamppruner.errors import CheckpointError, ConfigError
 from stamppruner.io import read_safetensors, write_safetensors
 from stamppruner.models import VGG
 from stamppruner.slim import FORMAT, save_slim
@@ -104,6 +104,14 @@ def test_from_a_function_or_a_model(form: str, path: Path, result: PruneResult) 
     assert torch.equal(outputs(loaded), outputs(result.model))
     assert same_state(full, before)
     assert full.training
+
+
+def test_what_is_no_model_and_no_device_is_named(path: Path) -> None:
+    with pytest.raises(ConfigError, match="model=3"):
+        load_slim(path, 3)
+    for device in ("cuda:77", "meta", "nowhere"):
+        with pytest.raises(ConfigError, match=device):
+            load_slim(path, device=device)
 
 
 def test_from_a_class(tmp_path: Path) -> None:

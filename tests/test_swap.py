@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from stamppruner import Budget, STAMPConfig, STAMPPruner, evaluate, finetune, swap_test
 from stamppruner.baselines import Random
-from stamppruner.errors import ConfigError, DataError, StampError
+from stamppruner.errors import CheckpointError, ConfigError, DataError, StampError
 from stamppruner.swap import SwapTest, iou, mean_interval
 
 HALF = Budget(macs=0.5)
@@ -115,6 +115,21 @@ def test_bad_input_is_refused(pruner, targets):
         swap_test(pruner, {"stripes": targets["stripes"]}, HALF)
     with pytest.raises(DataError, match="no values"):
         mean_interval(np.array([]))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"names": ["a", "b"], "before": [[1, 2]], "iou": [[1, 1], [1, 1]]},
+        {"names": ["a"], "before": [["x"]], "iou": [[1]]},
+        {"names": ["a"], "before": [[1]]},
+        {"names": 3, "before": [[1]], "iou": [[1]]},
+    ],
+)
+def test_damaged_records_are_refused(record):
+    with pytest.raises(CheckpointError, match="damaged"):
+        SwapTest.from_json(record)
 
 
 def test_baselines_can_be_tested_as_well(pruner, targets):

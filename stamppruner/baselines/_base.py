@@ -15,12 +15,13 @@ from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph, ChannelPlan, FloatArray
 from stamppruner.errors import ConfigError
 from stamppruner.heads import find_head, with_classes
-from stamppruner.layers import first_floating
+from stamppruner.layers import check_no_nan, first_floating
 from stamppruner.meet import Met, meet
 from stamppruner.result import PruneResult, check_prunable, finish, fit_head_
 from stamppruner.supervision import ForwardFn, LossFn, MetricFn, Supervision
 from stamppruner.target import SAMPLE, Target, check_fits, first_images
 from stamppruner.trace import trace_channels
+from stamppruner.undisturbed import undisturbed
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Baseline(ABC):
 
         With ``remove``, a model without channels to remove is refused before data are read.
         """
+        check_no_nan(model)
         if graph is None:
             graph = trace_channels(model, first_images(loader, self.task)[:1])
         if remove:
@@ -175,6 +177,7 @@ class ChannelBaseline(Baseline):
         scores = ranks.mean(self.learn_(model, chooser.graph, target))
         return meet(model, chooser, scores, budget)
 
+    @undisturbed()
     @ranks.together()
     def prune(
         self,

@@ -25,6 +25,7 @@ from stamppruner.report import Report
 from stamppruner.result import BATCH, PruneResult, fit_head_, sample_merit
 from stamppruner.summary import make_report
 from stamppruner.target import Target
+from stamppruner.undisturbed import undisturbed
 from stamppruner.zeros import held, hold_, num_held, released, weights_of
 
 Masks = Mapping[str, Tensor]
@@ -78,6 +79,7 @@ class WeightBaseline(Baseline):
             count: weights of the layers that may stay.
         """
 
+    @undisturbed()
     @ranks.together()
     def prune(
         self,

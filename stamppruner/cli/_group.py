@@ -75,11 +75,11 @@ def device_of(arguments: argparse.Namespace) -> torch.device:
     """
     import torch
 
+    from stamppruner.devices import why_not
+
     name: Any = arguments.device
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        text = str(error).split("\n")[0]
-        raise ConfigError(f"--device {name}: {text}; pass cpu, cuda or cuda:0, say") from error
+    if (reason := why_not(name)) is not None:
+        raise ConfigError(f"--device {name}: {reason}; pass cpu, cuda or cuda:0, say")
+    return torch.empty(0, device=name).device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,19 @@ def add_statistics(parser: argparse.ArgumentParser, default: str) -> None:
     add("--mean", nargs=3, type=float, metavar=("R", "G", "B"), help="subtracted from images in "
         f"[0, 1] (default: {default})")  # fmt: skip
     add("--std", nargs=3, type=float, metavar=("R", "G", "B"), help="what they are divided by")
+
+
+def check_apart(**files: str | None) -> None:
+    """Raise ConfigError where two arguments name one file, so that one would replace the other."""
+    seen: dict[str, str] = {}
+    for argument, file in files.items():
+        if file is None:
+            continue
+        place = os.path.realpath(file)
+        if place in seen:
+            one, two = (n if n.isupper() else f"--{n}" for n in (seen[place], argument))
+            raise ConfigError(f"{one} and {two} are the same file {file!r}: name another")
+        seen[place] = argument
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -169,13 +183,18 @@ def shortened(names: Sequence[str], most: int = 5) -> str:
 
 
 def pair_of_folders(
-    arguments: argparse.Namespace, shape: Sequence[int]
+    arguments: argparse.Namespace, shape: Sequence[int], pruner: STAMPPruner
 ) -> tuple[ArrayDataset, ArrayDataset | None]:
-    """The images to prune for and, where ``--test`` names some, those to measure on."""
-    data = images_in(arguments.data, shape, arguments.mean, arguments.std)
+    """The images to prune for and, where ``--test`` names some, those to measure on.
+
+    They are normalised as the reference was, if the pruner knows how.
+    """
+    known = pruner.normalisation
+    mean, std = (getattr(arguments, k) or getattr(known, k, None) for k in ("mean", "std"))
+    data = images_in(arguments.data, shape, mean, std)
     if arguments.test is None:
         return data, None
-    test = images_in(arguments.test, shape, arguments.mean, arguments.std)
+    test = images_in(arguments.test, shape, mean, std)
     check_same_classes(arguments.test, test.classes, data.classes, arguments.data)
     return data, test
 
@@ -186,6 +205,13 @@ def images_for(
     """A folder of images, read as the slim network of a record wants them."""
     facts = record.get("images") or {}
     mean, std = (getattr(arguments, key, None) or facts.get(key) for key in ("mean", "std"))
+    if mean is None or std is None:
+        print(
+            f"warning: {arguments.slim} does not say how pixels were normalised, so the images of "
+            f"{folder} are normalised as photographs are: if the network was pruned for others, "
+            "pass their --mean and --std",
+            file=sys.stderr,
+        )
     return images_in(folder, record.get("input_shape") or (), mean, std)
 
 

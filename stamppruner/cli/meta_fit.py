@@ -70,6 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
     from stamppruner.config import STAMPConfig
     from stamppruner.files import check_writable
     from stamppruner.finetune import evaluate, finetune
+    from stamppruner.fitting import RunSettings
     from stamppruner.pruner import STAMPPruner
     from stamppruner.tasks import TaskSampler
 
@@ -77,7 +78,16 @@ def run(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             "the backbone has no weights: pass --weights FILE, --pretrained, or --train EPOCHS"
         )
+    _shared.check_apart(weights=arguments.weights, out=arguments.out)
     check_writable(arguments.out)
+    settings = {
+        name: getattr(arguments, name)
+        for name in (
+            "checkpoint_dir", "checkpoint_minutes", "keep", "resume", "log_dir", "deterministic",
+            "loader_timeout",
+        )
+    }  # fmt: skip
+    RunSettings(**settings)
     device = _group.device_of(arguments)
     shape = (3, arguments.size, arguments.size)
     data = _shared.images_in(arguments.data, shape, arguments.mean, arguments.std)
@@ -97,7 +107,18 @@ def run(arguments: argparse.Namespace) -> None:
     torch.manual_seed(arguments.seed)
     model = _backbone(arguments, data).to(device)
     progress = not arguments.quiet
+
+    def gated() -> STAMPPruner:
+        return STAMPPruner(
+            model.eval(),
+            torch.zeros(1, *shape, device=device),
+            config=config,
+            protect=arguments.protect,
+            shortcuts=arguments.shortcuts,
+        )
+
     if arguments.train:
+        gated()  # what cannot be pruned is told before it is trained
         augment = _shared.shifted_and_mirrored(arguments.size) if arguments.augment else None
         images = _group.own_part(data.with_augment(augment, seed=arguments.seed))
         finetune(model, images, epochs=arguments.train, lr=0.05, progress=progress)
@@ -109,13 +130,7 @@ def run(arguments: argparse.Namespace) -> None:
             "warning: that is little more than guessing, and networks pruned from it will be no "
             "better: train longer, or pass --weights",
         )
-    pruner = STAMPPruner(
-        model.eval(),
-        torch.zeros(1, *shape, device=device),
-        config=config,
-        protect=arguments.protect,
-        shortcuts=arguments.shortcuts,
-    )
+    pruner = gated()
     marks: list[float] = []
 
     def estimate(_iteration: int, _figures: dict[str, float]) -> None:
@@ -130,13 +145,7 @@ def run(arguments: argparse.Namespace) -> None:
         sampler,
         progress=progress,
         callback=estimate,
-        checkpoint_dir=arguments.checkpoint_dir,
-        checkpoint_minutes=arguments.checkpoint_minutes,
-        keep=arguments.keep,
-        resume=arguments.resume,
-        log_dir=arguments.log_dir,
-        deterministic=arguments.deterministic,
-        loader_timeout=arguments.loader_timeout,
+        **settings,
     )
     if _group.first():
         pruner.save(arguments.out)

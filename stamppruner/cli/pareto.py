@@ -26,7 +26,7 @@ def add_to(commands: Any) -> None:
     add("--out", required=True, metavar="DIR", help="folder for the files; made if missing")
     add("--finetune", type=int, metavar="EPOCHS", help="train every network on the images")
     _shared.add_model(pareto, required=False)
-    _shared.add_statistics(pareto, "that of photographs")
+    _shared.add_statistics(pareto, "as the pruner says")
     _shared.add_output(pareto, "the table")
     pareto.set_defaults(run=run)
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     budgets = as_budgets(arguments.macs)
     pruner, shape = _shared.loaded_pruner(arguments)
-    data, test = _shared.pair_of_folders(arguments, shape)
+    data, test = _shared.pair_of_folders(arguments, shape, pruner)
     folder = check_folder(arguments.out, [RECORD])
     with _shared.known_warnings():
         found = pruner.pareto(

@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
     add("--finetune", type=int, metavar="EPOCHS", help="train the network on the images")
     add("--report", metavar="FILE", help="page of what was done, *.html")
     _shared.add_model(prune, required=False)
-    _shared.add_statistics(prune, "that of photographs")
+    _shared.add_statistics(prune, "as the pruner says")
     _shared.add_output(prune, "the report")
     prune.set_defaults(run=run)
 
@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Prune, train if asked, measure, write."""
     from stamppruner.budget import Budget
     from stamppruner.files import check_writable
+    from stamppruner.training import check_settings
 
     bounds = {name: getattr(arguments, name) for name in (b.replace("-", "_") for b in _BOUNDS)}
     if all(value is None for value in bounds.values()):
@@ -63,11 +64,13 @@ def run(arguments: argparse.Namespace) -> None:
         threads=arguments.threads,
         amp=arguments.amp,
     )
+    _shared.check_apart(PRUNER=arguments.pruner, out=arguments.out, report=arguments.report)
     for file in (arguments.out, arguments.report):
         if file is not None:
             check_writable(file)
+    check_settings({"epochs": arguments.finetune or 0})
     pruner, shape = _shared.loaded_pruner(arguments)
-    data, test = _shared.pair_of_folders(arguments, shape)
+    data, test = _shared.pair_of_folders(arguments, shape, pruner)
     data, progress = _group.own_part(data), not arguments.quiet
     with _shared.known_warnings():
         result = pruner.prune(data, budget, progress=progress)

@@ -1,6 +1,6 @@
 """What a network costs, as exact functions of how many channels each group keeps."""
 
-from stamppruner.costs._base import HERE, Cost, LayerWidths, Setting
+from stamppruner.costs._base import HERE, Cost, LayerWidths, Setting, check_amp
 from stamppruner.costs.latency import Latency, LatencyMs, TrainStepMs
 from stamppruner.costs.macs import Macs
 from stamppruner.costs.memory import ActivationBytes, TrainBytes
@@ -20,4 +20,5 @@ __all__ = [
     "SizeBytes",
     "TrainBytes",
     "TrainStepMs",
+    "check_amp",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stamppruner import layers
 from stamppruner.channels import KEPT, ChannelGraph, FloatArray, IntArray
+from stamppruner.errors import BudgetError
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,21 @@ class Setting:
     batch_size: int = 1
     threads: int | None = None
     amp: bool = False
+
+
+def check_amp(model: nn.Module, setting: Setting) -> None:
+    """Raise BudgetError where bfloat16 autocast is asked for and would do nothing, or fail."""
+    like = layers.first_floating(model)
+    kind = torch.device(setting.device or like.device).type
+    if not setting.amp:
+        return
+    if not torch.amp.is_autocast_available(kind):
+        raise BudgetError(f"Budget(amp=True): there is no autocast on {kind}")
+    if like.dtype not in (torch.float32, torch.bfloat16):
+        raise BudgetError(
+            f"Budget(amp=True): the model is {like.dtype}, which bfloat16 autocast does not cast: "
+            "pass it as float32, or leave out amp"
+        )
 
 
 HERE = Setting()

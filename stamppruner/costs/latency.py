@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from stamppruner import layers
 from stamppruner.channels import ChannelGraph
-from stamppruner.costs._base import HERE, Cost, Setting
+from stamppruner.costs._base import HERE, Cost, Setting, check_amp
 from stamppruner.costs._clock import GRID, LayerClock, calls
 from stamppruner.costs._tables import Tables
+from stamppruner.devices import why_not
 from stamppruner.errors import BudgetError
 from stamppruner.heap import memory_kept
 from stamppruner.inputs import Inputs
@@ -46,8 +47,8 @@ class Latency(Cost):
     """The common part of both costs: milliseconds, measured layer by layer and as a whole.
 
     Raises:
-        BudgetError: the graph was made without example inputs, so there is nothing to time; the
-            device has no autocast that is asked for.
+        BudgetError: the graph was made without example inputs, so there is nothing to time; there
+            is no such device, or not the autocast that is asked for.
     """
 
     unit = "ms"
@@ -60,8 +61,9 @@ class Latency(Cost):
         self._inputs = graph.example
         self._layer_share, self._rest, self._fixed = 1.0, 0.0, 0.0
         device = setting.device or str(layers.first_floating(model).device)
-        if setting.amp and not torch.amp.is_autocast_available(torch.device(device).type):
-            raise BudgetError(f"Budget(amp=True): there is no autocast on {device}")
+        if (reason := why_not(device)) is not None:
+            raise BudgetError(f"Budget(device={device!r}): {reason}")
+        check_amp(model, setting)
         with running_with(setting.threads, amp=setting.amp, device=device), memory_kept():
             placed = copy.deepcopy(model).to(device)
             self._measure_layers(placed, graph, setting, device)

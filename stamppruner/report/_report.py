@@ -257,6 +257,15 @@ class Report:
             )
         values = {key: value for key, value in data.items() if key != "format"}
         _check_fields("report", cls, values)
+        try:
+            return cls._of(values)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"the report is damaged ({error!r}): give what Report.to_json returned"
+            ) from error
+
+    @classmethod
+    def _of(cls, values: dict[str, Any]) -> Report:
         for name in _NUMBERS:
             if values[name] is not None:
                 values[name] = {key: _decode(value) for key, value in values[name].items()}

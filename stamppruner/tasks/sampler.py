@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -170,9 +171,11 @@ class TaskSampler:
 
 
 def _check_draw(by_class: Mapping[int, IntArray], ways: int, shots: int, seed: int) -> None:
-    if ways < 2 or shots < 1 or seed < 0:
+    whole = all(isinstance(n, Integral) for n in (ways, shots, seed))
+    if not whole or ways < 2 or shots < 1 or seed < 0:
         raise DataError(
-            f"TaskSampler: ways {ways}, shots {shots}, seed {seed}; they must be at least 2, 1, 0"
+            f"TaskSampler: ways {ways!r}, shots {shots!r}, seed {seed!r}; they must be whole "
+            "numbers of at least 2, 1, 0"
         )
     if ways > len(by_class):
         raise DataError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from stamppruner.export import ExportReport, Quantization
 from stamppruner.io import write_safetensors
 from stamppruner.models import vgg19
 from stamppruner.pruner_file import model_in
+from stamppruner.slim import save_slim
 
 MODEL = ["--model", "vgg", "--model-args", '{"widths": [[8], [16, 16]], "num_classes": 4}']
 
@@ -115,6 +117,52 @@ def test_the_reference_can_be_augmented(tmp_path: Path, capsys: pytest.CaptureFi
     assert once[1] != plain[1]
 
 
+def test_images_are_normalised_as_the_reference_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = write_images(tmp_path / "reference", classes=4, per_class=8)
+    pruner, slim = tmp_path / "p.stamp.safetensors", tmp_path / "slim.safetensors"
+    settings = ["--size", 8, "--ways", 2, "--shots", 4, "--iterations", 1, "--train", 1]
+    said = ["--mean", 0.5, 0.25, 0.5, "--std", 0.5, 0.5, 0.25]
+    ran(capsys, "meta-fit", *MODEL, "--data", reference, "--out", pruner, *settings, *said)
+    ran(capsys, "prune", pruner, "--macs", 0.5, "--data", reference, "--out", slim)
+    found = describe(slim)["images"]
+    assert (found["mean"], found["std"]) == ([0.5, 0.25, 0.5], [0.5, 0.5, 0.25])
+    other = ["--mean", 0, 0, 0, "--std", 1, 1, 1]
+    ran(capsys, "prune", pruner, "--macs", 0.5, "--data", reference, "--out", slim, *other)
+    assert describe(slim)["images"]["mean"] == [0, 0, 0]
+
+
+def test_a_file_that_does_not_say_how_pixels_were_normalised_is_warned_about(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, record = load_slim(job / "slim"), describe(job / "slim")
+    images = {key: value for key, value in record["images"].items() if key == "classes"}
+    save_slim(tmp_path / "silent", model, {**record, "images": images})
+    asked = ["evaluate", str(tmp_path / "silent"), "--data", str(job / "photos"), "--quiet"]
+    assert main(asked) == 0
+    assert "does not say how pixels were normalised" in capsys.readouterr().err
+    told = ["--mean", "0", "0", "0", "--std", "1", "1", "1"]
+    assert main([*asked, *told]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_cannot_be_pruned_is_told_before_it_is_trained(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["stamppruner.finetune"], "finetune", lambda *_, **__: 1 / 0)
+    fit = ["meta-fit", *MODEL, "--data", str(job / "photos"), "--out", str(tmp_path / "p")]
+    fit += ["--size", "8", "--train", "3", "--quiet"]
+    for more, named in (
+        (["--protect", "zzz"], "zzz"),
+        (["--keep", "0"], "keep=0"),
+        (["--checkpoint-minutes", "nan"], "checkpoint_minutes=nan"),
+        (["--loader-timeout", "0"], "loader_timeout=0"),
+    ):
+        assert main([*fit, *more]) == 1
+        assert named in capsys.readouterr().err
+
+
 def test_a_backbone_of_other_classes_gets_a_fitted_head(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +243,14 @@ FIT = ["meta-fit", *MODEL, "--data", "photos", "--size", "8", "--out", "new"]
          "same sub-folders"),
         (["finetune", "slim", "--data", "photos", "--epochs", "-1", "--out", "new"],
          "ConfigError", "epochs"),
+        (["prune", "p", "--data", "photos", "--macs", "0.5", "--out", "p"], "ConfigError",
+         "PRUNER and --out are the same file"),
+        (["prune", "p", "--data", "photos", "--macs", "0.5", "--out", "new", "--report", "./new"],
+         "ConfigError", "--out and --report are the same file"),
+        (["prune", "p", "--data", "photos", "--macs", "0.5", "--out", "new", "--finetune", "-5"],
+         "ConfigError", "epochs=-5"),
+        (["prune", "p", "--data", "photos", "--latency-ms", "1", "--device", "cuda:77", "--out",
+          "new"], "BudgetError", "no such device"),
         (["evaluate", "p", "--data", "photos"], "CheckpointError", "not a slim model"),
         (["evaluate", "slim", "--data", "photos", "--model", "lenet"], "ConfigError", "choose"),
         (["evaluate", "slim", "--data", "photos", "--model", "resnet18", "--model-args",

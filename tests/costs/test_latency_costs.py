@@ -56,6 +56,22 @@ def test_never_falls_with_the_width_and_is_differentiable(kind, traced, monkeypa
     assert found.tolist() == [pytest.approx(float(cost(row))) for row in rows]
 
 
+@pytest.mark.parametrize("kind", [LatencyMs, TrainStepMs])
+@pytest.mark.parametrize(
+    ("device", "reason"), [("cuda:77", "no such device"), ("meta", "nothing is computed there")]
+)
+def test_devices_that_are_not_there_are_named(kind, device, reason, traced):
+    with pytest.raises(BudgetError, match=rf"device='{device}'.*{reason}"):
+        kind(*traced, Setting(device=device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_autocast_that_would_do_nothing_is_refused(dtype, traced):
+    model, graph = traced
+    with pytest.raises(BudgetError, match="float32"):
+        LatencyMs(copy.deepcopy(model).to(dtype), graph, Setting(amp=True))
+
+
 @pytest.mark.parametrize("amp", [False, True])
 def test_measures_networks_in_its_setting(traced, amp):
     seen = []

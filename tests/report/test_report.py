@@ -217,6 +217,13 @@ def test_over_budget():
     assert not exact.over_budget("macs")
 
 
+@pytest.mark.parametrize("changes", [{"layers": None}, {"groups": 3}, {"metrics": [1]},
+                                     {"metrics": {"a": "much"}}, {"before": 3}])  # fmt: skip
+def test_damaged_records_are_refused(changes):
+    with pytest.raises(CheckpointError, match="damaged"):
+        Report.from_json({**REPORT.to_json(), **changes})
+
+
 def test_says_how_times_were_measured():
     settings = {"latency_batch_size": 8, "latency_device": "cuda:0"}
     plain = Report("STAMP", "ResNet", before={"latency_ms": 8.0}, settings=settings)
