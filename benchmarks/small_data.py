@@ -51,7 +51,9 @@ from stamppruner.swap import SwapTest, iou, mean_interval
 
 RESULTS = Path(__file__).parent / "results"
 NETS = {"vgg19": vgg19, "resnet18": resnet18}
-TARGETS = ("cifar10", "fashion", "digits", "greek")
+TARGETS = ("cifar10", "inverted", "animals-vehicles", "fashion", "digits", "greek")
+SWAPPED = ("cifar10", "fashion", "digits", "greek")
+CONFIG = {"iterations": 150, "weight_steps": 60, "weight_lr": 0.05}
 FINETUNE = {"epochs": 20, "lr": 0.05, "batch_size": 64, "clip": 5.0}
 MIRRORED = ("cifar10", "animals-vehicles", "inverted")
 """Targets whose classes survive a flip."""
@@ -294,17 +296,18 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("data/cache"))
     parser.add_argument("--arch", choices=list(NETS), default="vgg19")
     parser.add_argument("--width", type=float, default=0.25)
-    parser.add_argument("--targets", nargs="+", default=list(TARGETS))
+    parser.add_argument("--targets", nargs="+", default=None)
     parser.add_argument("--methods", nargs="+", default=None)
     parser.add_argument("--macs", type=float, nargs="+", default=[0.27, 0.1])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--swap", action="store_true", help="the swap test in place of the runs")
     parser.add_argument("--held-out", action="store_true", help="test on held-out training images")
     parser.add_argument("--pruner", default="stamp", help="name of the meta-fit in the cache")
-    parser.add_argument("--config", type=json.loads, default={}, help="settings of it, as JSON")
+    parser.add_argument("--config", type=json.loads, default=CONFIG, help="settings of it, as JSON")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--table", action="store_true", help="print the tables and end")
     args = parser.parse_args()
+    args.targets = args.targets or list(SWAPPED if args.swap else TARGETS)
     path = args.out or RESULTS / f"small-data-{args.arch}.json"
     record: Record = json.loads(path.read_text()) if path.exists() else {"runs": [], "swaps": []}
     if args.table:

@@ -102,16 +102,19 @@ def _net(name: str, record: dict[str, Any]) -> str:
 
 
 def _fewer_seeds(runs: list[dict[str, Any]], seeds: list[int]) -> str:
-    """Which methods were not run with all seeds, in brackets."""
-    of: dict[str, set[int]] = {}
+    """Which methods were not run with all seeds everywhere, in brackets."""
+    of: dict[str, dict[tuple[str, float], set[int]]] = {}
     for run in runs:
-        of.setdefault(run["method"], set()).add(run["seed"])
-    text = "; ".join(
-        f"{method}: {', '.join(map(str, sorted(own)))}"
-        for method, own in of.items()
-        if own != set(seeds)
-    )
-    return text and f" ({text})"
+        cell = run["target"], run["macs"]
+        of.setdefault(run["method"], {}).setdefault(cell, set()).add(run["seed"])
+    found: dict[str, str] = {}
+    for method, cells in of.items():
+        numbers = {len(own) for own in cells.values()}
+        if numbers != {len(seeds)}:
+            least, most = min(numbers), max(numbers)
+            found[method] = str(most) if least == most else f"{least} to {most}"
+    text = "; ".join(f"{method}: {number}" for method, number in found.items())
+    return text and f" (seeds a cell of {text})"
 
 
 def fill(text: str) -> str:

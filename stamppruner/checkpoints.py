@@ -83,7 +83,7 @@ class Checkpoints:
         if files := self.files():
             raise CheckpointError(
                 f"{str(self.folder)!r} has checkpoints (the last is {files[0].name}): pass "
-                "resume=True to go on from it, or another folder"
+                "resume=True (--resume) to go on from it, or another folder"
             )
 
     def latest(self) -> Checkpoint | None:

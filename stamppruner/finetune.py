@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from stamppruner import ranks
 from stamppruner.batches import as_loader, reread
+from stamppruner.batchnorm import reestimated_statistics
 from stamppruner.errors import ConfigError, DataError, DivergedError, shown
 from stamppruner.evidence import running_statistics
 from stamppruner.heap import memory_kept
@@ -33,6 +35,9 @@ from stamppruner.training import check_settings
 from stamppruner.undisturbed import undisturbed
 
 _BATCH = 64
+
+_FEW_STEPS = 50
+"""In all: below, running averages still hold what they were before the training."""
 
 Schedule = Callable[[float], float]
 """Share of all steps that are done, in [0, 1), to a factor of the learning rate."""
@@ -77,6 +82,9 @@ def finetune(
     Where ``torch.distributed`` is initialised, all ranks call this, each with its own part of the
     data: the network is that of rank 0, a step is one over the batches of all ranks, ranks with
     fewer batches wait for the others, and running statistics are averaged after every epoch.
+
+    A training of fewer than 50 steps re-estimates them on its data after every epoch: running
+    averages would still hold what they were before.
 
     Args:
         model: images ``(B, C, H, W)`` to logits ``(B, classes)``, or what the functions below make
@@ -182,6 +190,8 @@ def finetune(
                     own.step()
                     done += 1
                     steps_bar.update()
+                if steps < _FEW_STEPS and done:
+                    _reestimate_(model, task, batches, device)
                 ranks.average_statistics_(model)
                 if (lost := first_nan(model)) is not None:
                     raise DivergedError(
@@ -261,6 +271,19 @@ def warm_cosine(share: float, warmup: float) -> float:
     if share < warmup:
         return (share + 0.01) / (warmup + 0.01)
     return 0.5 * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup)))
+
+
+def _reestimate_(
+    model: nn.Module, task: Supervision, batches: Iterable[Any], device: torch.device
+) -> None:
+    """Running statistics of the batch norms that train, as plain averages over the data."""
+    frozen = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.momentum == 0]
+    kept = [copy.deepcopy(norm.state_dict()) for norm in frozen]
+    with reestimated_statistics(model), torch.no_grad():
+        for inputs, _, _ in task.batches(batches, device):
+            task.outputs(model, inputs)
+    for norm, state in zip(frozen, kept, strict=True):
+        norm.load_state_dict(state)
 
 
 @dataclass

@@ -173,7 +173,7 @@ class _After:
             raise PreemptedError(
                 f"SIGTERM came: meta-fitting stopped after {iteration + 1} of "
                 f"{self._learner.config.iterations} iterations, with a checkpoint in "
-                f"{str(self._settings.checkpoint_dir)!r}; call it again with resume=True"
+                f"{str(self._settings.checkpoint_dir)!r}; call it again with resume=True (--resume)"
             )
 
     def _write(self, done: int) -> None:
@@ -219,6 +219,11 @@ def _learner(
         keep = torch.stack([keep_by_rank(one, net) for one in scores])
         if config.warm_start:
             warm_start_on_tasks(net, scores)
+    if config.weight_steps and not net.weights():
+        logger.warning(
+            "every weight of the model is frozen (requires_grad is False), so W is not trained: "
+            "call model.requires_grad_() before it is traced"
+        )
     return MetaLearner(
         net,
         source,

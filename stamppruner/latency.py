@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from random import Random
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -38,7 +37,7 @@ def batch_size(macs: float) -> int:
 def latencies_ms(
     models: Sequence[nn.Module], inputs: Inputs, *, samples: int, seconds: float = _SECONDS
 ) -> list[float]:
-    """Median milliseconds of a forward pass of each model, in evaluation mode on its device.
+    """Milliseconds of a forward pass of each model, in evaluation mode on its device.
 
     The models take turns, so that a busy machine slows all of them.
 
@@ -64,10 +63,12 @@ def train_steps_ms(
 
 
 def in_turns_ms(calls: Sequence[Callable[[], float]], seconds: float) -> list[float]:
-    """Median of what each call returns, over as many rounds as fit into ``seconds`` a call.
+    """Lower quartile of what each call returns, over as many rounds as fit into ``seconds`` each.
 
-    A round is in random order: in a fixed one, a machine that takes the core away at regular times
-    would take it from the same call again and again. Meanwhile memory stays with the process
+    That is what a pass takes where nothing interrupts it: on a busy machine up to half of short
+    passes wait for a core, and medians of equal networks differ by factors. A round is in random
+    order: in a fixed one, a machine that takes the core away at regular times would take it from
+    the same call again and again. Meanwhile memory stays with the process
     (:func:`~stamppruner.heap.memory_kept`).
     """
     taken: list[list[float]] = [[] for _ in calls]
@@ -83,7 +84,7 @@ def in_turns_ms(calls: Sequence[Callable[[], float]], seconds: float) -> list[fl
             random.shuffle(order)
             for i in order:
                 taken[i].append(calls[i]())
-    return [median(times) for times in taken]
+    return [sorted(times)[len(times) // 4] for times in taken]
 
 
 @contextmanager

@@ -49,8 +49,8 @@ def make_report(
 ) -> Report:
     """The report of one cut: costs before and after, layers, kept channels, budget, settings.
 
-    Latencies, where they are measured, are medians of a few forward passes on the model's device;
-    a network with fewer multiply-adds that is not faster gets a warning. Of a network with
+    Latencies, where they are measured, are lower quartiles of a few forward passes on the model's
+    device; a network with fewer multiply-adds that is not faster gets a warning. Of a network with
     projected shortcuts, the costs before are those without; what they add is in the settings.
     Of a budget in milliseconds, ``times`` has what was measured to meet it, and predicted.
     """

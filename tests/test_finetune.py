@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from stamppruner import evaluate, finetune
+from stamppruner.batchnorm import recalibrate_
 from stamppruner.errors import ConfigError, DataError, StampError
 from stamppruner.finetune import warm_cosine
 
@@ -55,6 +57,28 @@ def test_large_gradients_are_scaled_down() -> None:
 def test_a_norm_to_clip_to_is_above_zero(clip: float) -> None:
     with pytest.raises(ConfigError, match="clip="):
         finetune(vgg(), loader(), epochs=1, clip=clip)
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_few_steps_leave_statistics_of_the_trained_network(epochs: int) -> None:
+    model = vgg()
+    momenta = [m.momentum for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    finetune(model, loader(), epochs=epochs, progress=False)
+    again = copy.deepcopy(model)
+    recalibrate_(again, [images for images, _ in loader()])
+    for found, wanted in zip(model.buffers(), again.buffers(), strict=True):
+        assert torch.allclose(found.float(), wanted.float(), rtol=1e-4, atol=1e-5)
+    assert [m.momentum for m in model.modules() if isinstance(m, nn.BatchNorm2d)] == momenta
+
+
+def test_statistics_without_momentum_stay() -> None:
+    model = vgg()
+    norm = next(m for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    norm.momentum = 0.0
+    before = norm.running_mean.clone(), norm.running_var.clone()
+    finetune(model, loader(), epochs=2, progress=False)
+    assert torch.equal(norm.running_mean, before[0])
+    assert torch.equal(norm.running_var, before[1])
 
 
 def test_the_same_data_give_the_same_weights() -> None:

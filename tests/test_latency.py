@@ -1,5 +1,6 @@
 """Latencies: of networks that take turns, in passes that stay short."""
 
+import itertools
 import time
 from functools import partial
 
@@ -43,7 +44,18 @@ def test_turns_are_taken_in_no_fixed_order():
     assert len(set(rounds)) > 2
 
 
-def test_medians_in_the_order_of_the_models():
+@pytest.mark.parametrize("period", [2, 3])
+def test_a_core_that_is_taken_away_again_and_again_slows_nobody(period):
+    """In turns of a fixed order, every second pass is always that of the same network."""
+    passes = itertools.count()
+
+    def call():
+        return 9.0 if next(passes) % period == 0 else 1.0
+
+    assert in_turns_ms([call, call], 0.2) == [1.0, 1.0]
+
+
+def test_times_in_the_order_of_the_models():
     quick, slow = Sleeps(0.002), Sleeps(0.02)
     a, b = latencies_ms([quick, slow], inputs(quick), samples=3)
     assert 2 <= a < b

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from stamppruner.cli._group import group
 from stamppruner.errors import PreemptedError, StampError
 
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h
+_PIPE = 141  # 128 + SIGPIPE, as shells say
 
 _COMMANDS = (demo, meta_fit, prune, pareto, finetune, evaluate, inspect, export, bench)
 
@@ -34,13 +36,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         with group(arguments):
-            return int(arguments.run(arguments) or 0)
+            code = int(arguments.run(arguments) or 0)
+            sys.stdout.flush()
+            return code
     except PreemptedError as error:
         print(f"stamppruner: {_one_line(error)}", file=sys.stderr)
         return PREEMPTED
     except StampError as error:
         print(f"stamppruner: {type(error).__name__}: {_one_line(error)}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # who reads our output has enough, as in "... | head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing fails at exit
+        return _PIPE
     except KeyboardInterrupt:
         print("stamppruner: interrupted", file=sys.stderr)
         return 130

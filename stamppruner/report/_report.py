@@ -152,7 +152,7 @@ class Report:
         if samples is None:
             return ""
         how = ", bfloat16 autocast" * bool(amp)
-        return f"median of forward passes of {samples} samples on {device or '?'}{how}"
+        return f"lower quartile of forward passes of {samples} samples on {device or '?'}{how}"
 
     def __str__(self) -> str:
         title = fmt.one_line(self.title)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 from test_cli import write_images
 
+import stamppruner
 from stamppruner import describe, load_slim
 from stamppruner.cli import main
 from stamppruner.export import ExportReport, Quantization
@@ -282,6 +285,19 @@ def test_errors_are_one_line_and_leave_nothing(
     assert shown.err.count("\n") == 1
     assert named in shown.err
     assert sorted(job.iterdir()) == before
+
+
+def test_a_reader_that_has_enough_is_no_error(job: Path) -> None:
+    command = [sys.executable, "-m", "stamppruner", "inspect", str(job / "slim"), "--json"]
+    env = {**os.environ, "PYTHONPATH": str(Path(stamppruner.__file__).parents[1])}
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.close()
+        assert run.stderr.read() == ""
+    assert run.returncode == 141
 
 
 COMMANDS = ("demo", "meta-fit", "prune", "pareto", "finetune", "evaluate", "inspect", "export")
