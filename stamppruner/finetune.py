@@ -277,7 +277,10 @@ def _reestimate_(
     model: nn.Module, task: Supervision, batches: Iterable[Any], device: torch.device
 ) -> None:
     """Running statistics of the batch norms that train, as plain averages over the data."""
-    frozen = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.momentum == 0]
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    frozen = [norm for norm in norms if norm.momentum == 0]
+    if len(frozen) == len(norms):
+        return
     kept = [copy.deepcopy(norm.state_dict()) for norm in frozen]
     with reestimated_statistics(model), torch.no_grad():
         for inputs, _, _ in task.batches(batches, device):
