@@ -51,12 +51,17 @@ many as the name says), the same with inverted colours and as animals against ve
 of Fashion-MNIST, 500 handwritten digits and 500 rendered Greek capitals, tested on all their test
 images; a cell is the mean over seeds, with the standard deviation where there are several. Every
 method of a section has the same backbone, the same head start (a ridge head, batch norms of the
-target), epochs and schedule. STAMP alone re-solves its weights by least squares and trains them
-under masks when it is meta-fitted; the other methods cut the backbone as it is. *K = 3* learns
-gates and weights on the target for three epochs of the full network before the cut, which takes
-longer than all the rest of pruning; STAMP without it has K = 0, the default. Differences are means
-over the seeds and the targets that a method was run on, with 95% intervals of the bootstrap;
-seconds are medians of pruning and of fine-tuning, on one core of a machine that had other work.
+target), epochs and schedule, in bfloat16 autocast. STAMP alone re-solves its weights by least
+squares and trains them under masks when it is meta-fitted; the other methods cut the backbone as it
+is. *K = 3* learns gates and weights on the target for three epochs of the full network before the
+cut, which takes longer than all the rest of pruning; STAMP without it has K = 0, the default.
+*STAMP-Structure* is STAMP's network with random weights, *full, from scratch* the full one with
+random weights. The swap test prunes for every target, and uses and trains every network on every
+target (`swap_test`): *own minus other* is what the network that was pruned for a target gains on it
+over those of the others, IoU the channels that two networks share, of those that either keeps.
+Differences are means over the cells (a seed of a target) that a method was run on, with 95%
+intervals of the bootstrap; seconds are medians of pruning and of fine-tuning, on one core of a
+machine that had other work.
 
 This page is made by `python benchmarks/tables.py` from JSON that `python benchmarks/small_data.py`
 wrote.
@@ -65,7 +70,7 @@ SMALL_DATA = """
 ## {arch} at a width of {width}{how}
 
 {backbone:.1f}% of the reference's held-out images; seeds {seeds}{fewer}; {epochs} epochs at lr
-{lr}, gradients {clipped}; meta-fitted for {iterations} iterations with {weight_steps} steps under
+{lr}, gradients clipped to {clip}; meta-fitted for {iterations} iterations with {weight_steps} steps under
 masks in each. From `benchmarks/results/{name}`{note}.
 """
 
@@ -80,7 +85,7 @@ def _net(name: str, record: dict[str, Any]) -> str:
     setting = record["setting"]
     seeds = sorted({run["seed"] for run in record["runs"]})
     clip = setting["finetune"].get("clip")
-    how = "" if clip else ", gradients not clipped"
+    how = ""
     if any(run["method"] == "STAMP, K = 3" for run in record["runs"]):
         how += ", with K = 3"
     text = SMALL_DATA.format(
@@ -92,7 +97,7 @@ def _net(name: str, record: dict[str, Any]) -> str:
         epochs=setting["finetune"]["epochs"],
         lr=setting["finetune"]["lr"],
         how=how,
-        clipped=f"clipped to {clip}" if clip else "not clipped",
+        clip=clip,
         name=name,
         iterations=setting["config"]["iterations"],
         weight_steps=setting["config"]["weight_steps"],
