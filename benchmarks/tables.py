@@ -70,8 +70,8 @@ SMALL_DATA = """
 ## {arch} at a width of {width}{how}
 
 {backbone:.1f}% of the reference's held-out images; seeds {seeds}{fewer}; {epochs} epochs at lr
-{lr}, gradients clipped to {clip}; meta-fitted for {iterations} iterations with {weight_steps} steps under
-masks in each. From `benchmarks/results/{name}`{note}.
+{lr}, gradients clipped to {clip}; meta-fitted for {iterations} iterations with {weight_steps} steps
+under masks in each. From `benchmarks/results/{name}`{note}.
 """
 
 
