@@ -13,7 +13,7 @@ from stripes import dataset, hooks, same_state, stripes, vgg
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stamppruner import Budget, STAMPConfig, objective, trace_channels
+from stamppruner import Budget, STAMPConfig, STAMPPruner, objective, trace_channels
 from stamppruner.batchnorm import frozen_statistics
 from stamppruner.budget import Chooser
 from stamppruner.encoders import DeepSets
@@ -345,3 +345,16 @@ def test_budgets_that_protected_layers_put_out_of_reach_are_not_drawn() -> None:
     config = STAMPConfig(**{**SMALL.to_dict(), "budget_range": (0.1, 0.3), "budget_share": 1.0})
     history = learner(net, sampler(), config).run(progress=False, callback=None)
     assert len(history) == SMALL.iterations
+
+
+def test_a_backbone_that_is_frozen_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    model = vgg().requires_grad_(False)
+    pruner = STAMPPruner(
+        model,
+        torch.zeros(1, 3, 8, 8),
+        config=STAMPConfig(iterations=1, ways=3, shots=4, weight_steps=1),
+    )
+    before = {n: p.clone() for n, p in pruner.network.named_parameters()}
+    pruner.meta_fit(TaskSampler(dataset(8), 3, 4), progress=False)
+    assert "every weight of the model is frozen" in caplog.text
+    assert all(torch.equal(p, before[n]) for n, p in pruner.network.named_parameters())
