@@ -116,9 +116,10 @@ class Baseline(ABC):
 
         With ``remove``, a model without channels to remove is refused before data are read.
         """
-        check_no_nan(model)
         if graph is None:
             graph = trace_channels(model, first_images(loader, self.task)[:1])
+        else:
+            check_no_nan(model)  # as tracing does
         if remove:
             check_prunable(graph)
         target = ranks.sample_target(loader, self.sample, seed=self.seed, task=self.task)
