@@ -19,7 +19,8 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for kind in ("cpu", *_accelerator()):
-            stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.is_autocast_enabled(kind):  # within it, cast weights would be kept for ever
+                stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         yield
 
 
