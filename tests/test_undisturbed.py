@@ -112,3 +112,14 @@ def test_a_default_of_double_precision_changes_nothing_but_rounding() -> None:
     assert {p.dtype for p in result.model.parameters()} == {torch.float32}
     assert result.report.reached is not None
     assert result.report.reached["macs"] <= 0.5
+
+
+@ambient
+def test_training_under_amp_sees_its_new_weights(mode: str) -> None:
+    one = vgg()
+    two = copy.deepcopy(one)
+    history = finetune(one, dataset(8), epochs=8, lr=0.1, amp=True, seed=0, progress=False)
+    with entered(mode):
+        under = finetune(two, dataset(8), epochs=8, lr=0.1, amp=True, seed=0, progress=False)
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    assert under["loss"][-1] == pytest.approx(history["loss"][-1], rel=0.05)
