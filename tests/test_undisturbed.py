@@ -121,5 +121,5 @@ def test_training_under_amp_sees_its_new_weights(mode: str) -> None:
     history = finetune(one, dataset(8), epochs=8, lr=0.1, amp=True, seed=0, progress=False)
     with entered(mode):
         under = finetune(two, dataset(8), epochs=8, lr=0.1, amp=True, seed=0, progress=False)
-    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
     assert under["loss"][-1] == pytest.approx(history["loss"][-1], rel=0.05)
