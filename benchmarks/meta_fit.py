@@ -203,20 +203,30 @@ def throughput(bench: Bench) -> Iterator[Record]:
 
 def peak(
     kind: str, bench: Bench, name: str, width: float, config: STAMPConfig
-) -> tuple[float, float]:
-    """Peak bytes that training takes beyond what this process had before, and with that."""
+) -> tuple[float, float, float]:
+    """Peak bytes that training takes beyond what this process had before, and with that.
+
+    And seconds of the second iteration, by the wall clock, as files are written in some.
+    """
     model = NETS[name](CLASSES, width=width).to(bench.device)
     pruner, source = pruner_of(copy.deepcopy(model), config), reference(config.shots)
     x, y = (part.to(bench.device) for part in images(config.minibatch_size))
+    marks: list[float] = []
     before = _memory(bench, reset=True)
     if kind == "plain":
         step = plain_step(model, x, y, config)
         for _ in range(5):
             step()
+        marks = [0.0, 0.0]
     else:
-        pruner.meta_fit(source, progress=False)
+        with tempfile.TemporaryDirectory() as folder:
+            place = "cpu" if bench.device.type == "cuda" else folder
+            pruner.meta_fit(
+                source, progress=False, offload=place if kind == "offload" else None,
+                callback=lambda *_: marks.append(time.perf_counter()),
+            )  # fmt: skip
     whole = _memory(bench)
-    return whole - before, whole
+    return whole - before, whole, marks[1] - marks[0]
 
 
 def _memory(bench: Bench, *, reset: bool = False) -> float:
@@ -249,23 +259,28 @@ def one(function: str, device: str, quick: bool, *arguments: Any) -> Any:
 
 
 def memory(bench: Bench) -> Iterator[Record]:
-    """Peak memory of meta-fitting as a multiple of plain training's.
+    """Peak memory of meta-fitting as a multiple of plain training's, also with ``offload``.
 
     ``ratio`` is of what training takes, ``whole_ratio`` of all that the process has: on the CPU
-    with Python, torch and the images.
+    with Python, torch and the images. ``seconds_ratio`` is of an iteration with ``offload`` to one
+    without.
     """
     widths = (0.25,) if bench.quick else (0.25, 1.0)
     for name, width in [(n, w) for n in NETS for w in widths]:
         for weight_steps in (0, 2):
-            (plain, plain_whole), (own, whole) = (
-                in_process("peak", bench, kind, name, width, {"weight_steps": weight_steps})
-                for kind in ("plain", "meta_fit")
-            )
-            yield {
-                "net": name, "width": width, "weight_steps": weight_steps,
-                "plain_bytes": plain, "bytes": own, "ratio": own / plain,
-                "whole_ratio": whole / plain_whole,
-            }  # fmt: skip
+            found = {
+                kind: in_process("peak", bench, kind, name, width, {"weight_steps": weight_steps})
+                for kind in ("plain", "meta_fit", "offload")
+            }
+            plain, plain_whole, _ = found["plain"]
+            for kind in ("meta_fit", "offload"):
+                own, whole, seconds = found[kind]
+                yield {
+                    "net": name, "width": width, "weight_steps": weight_steps,
+                    "offload": kind == "offload", "plain_bytes": plain, "bytes": own,
+                    "ratio": own / plain, "whole_ratio": whole / plain_whole,
+                    "seconds_ratio": seconds / found["meta_fit"][2],
+                }  # fmt: skip
 
 
 def growth(bench: Bench) -> Iterator[Record]:

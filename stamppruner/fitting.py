@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -27,6 +27,7 @@ from stamppruner.history import History
 from stamppruner.logs import RunLog
 from stamppruner.meta import Callback, MetaLearner
 from stamppruner.meta_state import restore_, restored_keep, state_of
+from stamppruner.offload import Offload
 from stamppruner.preemption import Preemption, sigterm_noted
 from stamppruner.randomness import deterministic_algorithms
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, draw
@@ -54,6 +55,7 @@ class RunSettings:
         deterministic: torch's deterministic algorithms alone.
         max_skipped: steps in a row that may be left out because they are not finite.
         loader_timeout: most seconds to wait for images; None waits for ever.
+        offload: where what rests between steps lies: a folder, ``"cpu"``, or None.
 
     Raises:
         ConfigError: a value outside its range.
@@ -67,6 +69,7 @@ class RunSettings:
     deterministic: bool = False
     max_skipped: int = 10
     loader_timeout: float | None = None
+    offload: PathLike | None = None
 
     def __post_init__(self) -> None:
         limit = self.loader_timeout
@@ -112,18 +115,20 @@ def fit(
         PreemptedError: SIGTERM came; the last checkpoint is of the iteration that it came in.
         StampError: see :class:`~stamppruner.meta.MetaLearner`.
     """
+    places = Offload(settings.offload, net.device)
     ranks.check_same("settings", [config.to_dict(), source.num_images, source.num_classes])
     for module in (net.model, net.posterior, net.encoder):
         ranks.copy_from_first_(module)
     identity = _identity(net, given, source, config, again) if settings.checkpoint_dir else {}
     checkpoints, found = _opened(settings, identity)
     try:
-        learner = _learner(net, source, config, settings, found)
+        learner = _learner(net, source, config, settings, places, found)
         if found is not None:
-            restore_(learner, found)
+            with learner.whole(changed=True):
+                restore_(learner, found)
         del found
         with (
-            memory_kept(net.device),
+            memory_kept(net.device) if settings.offload is None else nullcontext(),
             deterministic_algorithms(settings.deterministic),
             _preemption(checkpoints is not None or settings.checkpoint_dir is not None) as term,
             _log(settings, learner) as log,
@@ -179,7 +184,8 @@ class _After:
     def _write(self, done: int) -> None:
         with ranks.all_ready("checkpoint"):
             if self._checkpoints is not None:
-                self._checkpoints.write(done, *state_of(self._learner))
+                with self._learner.whole(changed=False):
+                    self._checkpoints.write(done, *state_of(self._learner))
         self._written = perf_counter()
 
 
@@ -209,6 +215,7 @@ def _learner(
     source: TaskSource,
     config: STAMPConfig,
     settings: RunSettings,
+    places: Offload,
     found: Checkpoint | None,
 ) -> MetaLearner:
     """Algorithm 1, line 1: what is known before the first iteration."""
@@ -233,6 +240,7 @@ def _learner(
         keep,
         max_skipped=settings.max_skipped,
         loader_timeout=settings.loader_timeout,
+        places=places,
     )
 
 

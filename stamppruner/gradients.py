@@ -1,4 +1,4 @@
-"""Sums of gradients, and parameters set to values, in place."""
+"""Sums of gradients, their averages in optimizers, and parameters set to values, in place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
 def wide(p: Tensor) -> torch.dtype:
@@ -29,6 +30,12 @@ def use_gradients_(parameters: Sequence[nn.Parameter], totals: Sequence[Tensor])
     """Give parameters these gradients."""
     for p, total in zip(parameters, totals, strict=True):
         p.grad = total.to(p.dtype)
+
+
+def moments(optimizer: Optimizer) -> list[Tensor]:
+    """The averages of gradients that an optimizer keeps, of all sizes but single numbers."""
+    found = [value for entry in optimizer.state.values() for value in entry.values()]
+    return [value for value in found if isinstance(value, Tensor) and value.dim()]
 
 
 @torch.no_grad()

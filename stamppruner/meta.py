@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,10 +18,11 @@ from stamppruner.budget import Chooser
 from stamppruner.config import STAMPConfig
 from stamppruner.errors import DataError, DivergedError
 from stamppruner.gated import GatedNet
-from stamppruner.gradients import add_gradients_, set_, use_gradients_, wide
+from stamppruner.gradients import add_gradients_, moments, set_, use_gradients_, wide
 from stamppruner.guards import Skips, finite, first_not_finite, memory_named, within
 from stamppruner.heads import borrowed_parameters, fit_ridge_, head_inputs, new_head
 from stamppruner.history import History
+from stamppruner.offload import Offload
 from stamppruner.progress import bar
 from stamppruner.randomness import numbered_streams
 from stamppruner.slimmable import SlimmableTraining
@@ -61,6 +62,7 @@ class MetaLearner:
             :class:`~stamppruner.TaskSampler`, W is trained under masks in every iteration.
         max_skipped: steps in a row that may be left out because their loss is not finite.
         loader_timeout: most seconds to wait for a task or a minibatch; None waits for ever.
+        places: where what rests between steps lies; None leaves it in memory.
         history: a row for every iteration done.
         images: that this process has trained on, since it began.
     """
@@ -73,6 +75,7 @@ class MetaLearner:
     task_keep: Tensor | None = None
     max_skipped: int = 10
     loader_timeout: float | None = None
+    places: Offload | None = None
     history: History = field(default_factory=History)
     images: int = 0
 
@@ -81,6 +84,8 @@ class MetaLearner:
         self.generator = torch.Generator().manual_seed(config.seed)
         self.random = np.random.default_rng(config.seed)
         self.outer = objective.adam(self.net, config)
+        self._places = self.places or Offload(None, self.net.device)
+        self._moments = self._places.resting(lambda: moments(self.outer))
         self.slimmable: SlimmableTraining | None = None
         self.skips = Skips(
             min(self.max_skipped, config.iterations),
@@ -101,7 +106,15 @@ class MetaLearner:
                 config,
                 max_skipped=self.max_skipped,
                 loader_timeout=self.loader_timeout,
+                places=self._places,
             )
+
+    @contextmanager
+    def whole(self, *, changed: bool) -> Iterator[None]:
+        """All that the learner remembers is in memory inside the block, which may change it."""
+        inner = nullcontext() if self.slimmable is None else self.slimmable.whole(changed=changed)
+        with self._moments.here(changed=changed), inner:
+            yield
 
     def run(self, *, progress: bool, callback: Callback | None) -> History:
         """Do the iterations that are left (line 2) and return the figures of all.
@@ -143,25 +156,34 @@ class MetaLearner:
         """Lines 3 to 8: one outer step, and the steps under masks that follow it."""
         parameters = self.net.parameters()
         start = [p.detach().clone() for p in parameters]
+        started = self._places.resting(lambda: start)
+        started.send()
+
+        def restart() -> None:
+            with started.here(changed=False):
+                set_(parameters, start)
+
         skips = [self.skips] if self.slimmable is None else [self.skips, self.slimmable.skips]
         before = sum(s.total for s in skips)
         try:
-            figures = self._outer_step(i, start, streams)
+            figures = self._outer_step(i, restart, streams)
             if self.slimmable is not None:
                 figures["weight_loss"] = self.slimmable.run(self.config.weight_steps, streams)
                 self.images += self.config.weight_steps * self.config.weight_batch // ranks.count()
         except DivergedError:
-            set_(parameters, start)
+            restart()
             raise
         finally:
             for p in parameters:
                 p.grad = None
         return {**figures, "skipped": float(sum(s.total for s in skips) - before)}
 
-    def _outer_step(self, i: int, start: list[Tensor], streams: Streams) -> Figures:
+    def _outer_step(self, i: int, restart: Callable[[], None], streams: Streams) -> Figures:
         config, parameters = self.config, self.net.parameters()
         rate = _decay(i, config.iterations)
         gradients = [torch.zeros_like(p, dtype=wide(p)) for p in parameters]
+        sums = self._places.resting(lambda: gradients)
+        sums.send()
         rows: dict[int, Figures] = {}
         bad: dict[int, str] = {}
         streams(i, 0)
@@ -178,12 +200,14 @@ class MetaLearner:
                 if where is not None:
                     bad[j] = f"{where}, in task {j} of iteration {i}"
                 else:
-                    add_gradients_(gradients, parameters)
+                    with sums.here():
+                        add_gradients_(gradients, parameters)
             finally:
-                set_(parameters, start)
+                restart()
             self.images += len(task)
         for others, wrong in ranks.gathered("iteration", (rows, bad)):
             rows, bad = rows | others, bad | wrong
+        sums.bring()
         if not bad:
             ranks.sum_(gradients)
             if not finite(gradients):
@@ -195,7 +219,8 @@ class MetaLearner:
             use_gradients_(parameters, gradients)
             for group in self.outer.param_groups:
                 group["lr"] = group["initial_lr"] * rate
-            self.outer.step()  # line 8, Eq. 4
+            with self._moments.here():
+                self.outer.step()  # line 8, Eq. 4
         good = [rows[j] for j in sorted(rows) if j not in bad] or list(rows.values())
         return {name: float(np.mean([row[name] for row in good])) for name in good[0]}
 

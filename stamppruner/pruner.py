@@ -157,6 +157,7 @@ class STAMPPruner:
         deterministic: bool = False,
         max_skipped: int = 10,
         loader_timeout: float | None = None,
+        offload: PathLike | None = None,
     ) -> STAMPPruner:
         """Learn W, pi and theta over tasks of the reference data (Algorithm 1, lines 1 to 10).
 
@@ -178,6 +179,9 @@ class STAMPPruner:
             deterministic: use torch's deterministic algorithms alone.
             max_skipped: steps are left out where the loss is not finite, but not more in a row.
             loader_timeout: most seconds to wait for the images of a task; None waits for ever.
+            offload: where averages of gradients, the teacher and the copies of parameters that an
+                iteration needs lie between its steps: ``"cpu"`` for a model on a GPU, or a folder
+                on a disk. It saves up to eight times the memory of the parameters.
 
         Returns:
             self; ``self.history`` has one row an iteration.
@@ -202,6 +206,7 @@ class STAMPPruner:
             deterministic,
             max_skipped,
             loader_timeout,
+            offload,
         )
         source: TaskSource
         if self.task.classifies:

@@ -9,8 +9,8 @@ the same for all data).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ from stamppruner.config import STAMPConfig
 from stamppruner.evidence import running_statistics
 from stamppruner.finetune import warm_cosine
 from stamppruner.gated import GatedNet
-from stamppruner.gradients import add_gradients_, use_gradients_, wide
+from stamppruner.gradients import add_gradients_, moments, use_gradients_, wide
 from stamppruner.guards import Skips, finite, first_not_finite, within
+from stamppruner.offload import Offload
 from stamppruner.shared_batch import shared_batch
 from stamppruner.tasks import TaskSampler
 from stamppruner.tasks.labelled import IntArray, fetch_images
@@ -59,6 +60,7 @@ class SlimmableTraining:
         config: settings.
         max_skipped: steps in a row that may be left out because their loss is not finite.
         loader_timeout: most seconds to wait for images; None waits for ever.
+        places: where the teacher and momentum are between calls of :meth:`run`; None leaves them.
 
     Attributes:
         done: steps so far.
@@ -78,6 +80,7 @@ class SlimmableTraining:
         *,
         max_skipped: int = 10,
         loader_timeout: float | None = None,
+        places: Offload | None = None,
     ) -> None:
         self.net, self.source, self.chooser, self.config = net, source, chooser, config
         self.keep = keep.cpu().double().numpy()
@@ -95,6 +98,16 @@ class SlimmableTraining:
         self.optimizer = torch.optim.SGD(
             net.weights(), config.weight_lr, momentum=0.9, nesterov=True, weight_decay=5e-4
         )
+        places = places or Offload(None, net.device)
+        self._momentum = places.resting(lambda: moments(self.optimizer))
+        self._teacher = places.resting(self.teacher.parameters)
+        self._teacher.send()
+
+    @contextmanager
+    def whole(self, *, changed: bool) -> Iterator[None]:
+        """Teacher and momentum are in memory inside the block, which may change them."""
+        with self._teacher.here(changed=changed), self._momentum.here(changed=changed):
+            yield
 
     def run(self, steps: int, streams: Streams = _leave) -> float:
         """Do some of the steps and return their mean loss, of those that were not left out.
@@ -107,7 +120,8 @@ class SlimmableTraining:
             DivergedError: too many losses in a row are not finite.
             DataError: images cannot be used.
         """
-        losses = [self._step(streams) for _ in range(steps)]
+        with self._momentum.here():
+            losses = [self._step(streams) for _ in range(steps)]
         good = [loss for loss in losses if np.isfinite(loss)]
         return float(np.mean(good)) if good else float("nan")
 
@@ -118,7 +132,8 @@ class SlimmableTraining:
         parts = self._parts()
         if self._to_ask:
             streams(0, 4)
-            self._taught, self._to_ask = self._asked(), False
+            with self._teacher.here(changed=False):
+                self._taught, self._to_ask = self._asked(), False
         with ranks.all_ready("minibatch"):
             batches = []
             for number, _, rows in parts:
@@ -183,7 +198,7 @@ class SlimmableTraining:
 
     def _answer(self, images: Tensor) -> Tensor:
         """The teacher's logits."""
-        with torch.no_grad(), running_statistics(self.teacher):
+        with self._teacher.here(changed=False), torch.no_grad(), running_statistics(self.teacher):
             return objective.forward(self.teacher, images.to(self.net.device), self.config).float()
 
     def _asked(self) -> Taught:

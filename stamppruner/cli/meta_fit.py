@@ -56,6 +56,8 @@ def add_to(commands: Any) -> None:
     add("--log-dir", metavar="FOLDER", help="figures as CSV, and for TensorBoard if installed")
     add("--deterministic", action="store_true", help="deterministic algorithms alone")
     add("--loader-timeout", type=float, metavar="SECONDS", help="most to wait for images")
+    add("--offload", metavar="PLACE", help="where what rests between steps lies: a folder "
+        "on a disk, or cpu, for a model on a GPU; less memory, more time")  # fmt: skip
     add("--amp", action="store_true", help="bfloat16 autocast")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     _shared.add_statistics(fit, "that of photographs")
@@ -71,6 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
     from stamppruner.files import check_writable
     from stamppruner.finetune import evaluate, finetune
     from stamppruner.fitting import RunSettings
+    from stamppruner.offload import Offload
     from stamppruner.pruner import STAMPPruner
     from stamppruner.tasks import TaskSampler
 
@@ -84,11 +87,12 @@ def run(arguments: argparse.Namespace) -> None:
         name: getattr(arguments, name)
         for name in (
             "checkpoint_dir", "checkpoint_minutes", "keep", "resume", "log_dir", "deterministic",
-            "loader_timeout",
+            "loader_timeout", "offload",
         )
     }  # fmt: skip
     RunSettings(**settings)
     device = _group.device_of(arguments)
+    Offload(arguments.offload, device)
     shape = (3, arguments.size, arguments.size)
     data = _shared.images_in(arguments.data, shape, arguments.mean, arguments.std)
     ways = arguments.ways or min(10, len(data.classes))
