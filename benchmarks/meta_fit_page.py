@@ -101,11 +101,12 @@ def _throughput(rows: list[Row]) -> Section:
 
 
 def _memory(rows: list[Row]) -> Section:
-    headers = ["network", "width", "steps under masks", "plain, MiB", "meta-fit, MiB", "ratio",
-               "ratio of the whole process"]  # fmt: skip
+    headers = ["network", "width", "steps under masks", "offload", "plain, MiB", "meta-fit, MiB",
+               "ratio", "ratio of the whole process", "time"]  # fmt: skip
     cells = [
-        [*_net(r), str(r["weight_steps"]), f"{r['plain_bytes'] / 2**20:.0f}",
-         f"{r['bytes'] / 2**20:.0f}", f"{r['ratio']:.2f}", f"{r['whole_ratio']:.2f}"]
+        [*_net(r), str(r["weight_steps"]), "yes" if r["offload"] else "no",
+         f"{r['plain_bytes'] / 2**20:.0f}", f"{r['bytes'] / 2**20:.0f}", f"{r['ratio']:.2f}",
+         f"{r['whole_ratio']:.2f}", f"{r['seconds_ratio']:.2f}"]
         for r in rows
     ]  # fmt: skip
     text = (
@@ -115,8 +116,9 @@ def _memory(rows: list[Row]) -> Section:
         "iteration began with (1), the outer gradient in float64 (2), the outer Adam's averages "
         "(2), and with steps under masks their momentum (1) and the teacher (1). These do not "
         "grow with images or minibatches, so large images bring the ratio down. The rest is the "
-        "copy that is meta-fitted in place of the user's model, the images of a task, and what the "
-        "kept heap holds between its blocks."
+        "images of a task and what the kept heap holds between its blocks. With `offload` all "
+        "these lie in a file while nothing needs them, and the heap is not kept; the last column "
+        "is the time of an iteration as a multiple of that without."
     )
     return "Memory", text, headers, cells
 

@@ -73,3 +73,10 @@ def test_sizes_of_the_demo() -> None:
         assert getattr(fast, name) < getattr(whole, name)
     with pytest.raises(TypeError, match="colour"):
         DemoConfig.fast(colour=1)
+
+
+def test_the_short_demo_learns() -> None:
+    demo = run_demo(None, DemoConfig.fast(), progress=False)
+    accuracy = {row.method: row.accuracy for row in demo.rows}
+    assert len(accuracy) >= 4
+    assert all(x > 0.75 for x in accuracy.values()), accuracy
