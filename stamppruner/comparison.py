@@ -33,6 +33,11 @@ _LARGE = 2**18
 """Values of a sample from which on a batch is one sample, for want of memory: 300x300 pixels.
 Such networks are traced with smaller images if they take them, and proved there on a pair."""
 
+_CANCELLED = 1e-3
+"""Share of the tolerance below which a difference, relative to the largest value at any layer so
+far, is rounding: what remains of sums that cancel, as means of normalised values do. If it is not,
+and something makes it large again, it shows there."""
+
 _DIGEST = 4
 """Values that are kept of each channel of a sample, at each layer."""
 
@@ -295,6 +300,7 @@ class _Comparison(_Readings):
         super().__init__(model, plan, slim.limit)
         self.slim, self.tolerance = slim, tolerance
         self.worst = Equivalence(0.0, 0.0, tolerance=tolerance)
+        self.largest = 0.0
 
     def note(self, reading: _Reading) -> None:
         """Compare with the slim network's reading at the same place.
@@ -316,12 +322,13 @@ class _Comparison(_Readings):
             shapes = f"{tuple(slim.shape)} instead of {tuple(shape)}"
             raise _DifferenceError(self._failed(reading, f"the {reading.side} has shape {shapes}"))
         x = x.index_select(1, kept)
-        relative = _relative(x, y)
+        rounding = self._rounding(x)
+        relative = _relative(x, y, rounding)
         if relative > self.worst.max_rel:
             self.worst = Equivalence(0.0, relative, layer.name, reading.side, (), self.tolerance)
         if relative > self.tolerance:
             wrong = (x - y).abs().amax((0, 2))
-            wrong = ~(wrong <= self.tolerance * float(x.abs().max()))
+            wrong = ~(wrong <= max(rounding, self.tolerance * float(x.abs().max())))
             places = tuple(kept[wrong].tolist())
             raise _DifferenceError(
                 Equivalence(0.0, relative, layer.name, reading.side, places, self.tolerance)
@@ -337,9 +344,14 @@ class _Comparison(_Readings):
             if x.shape != y.shape:
                 return self._failed(None, "the outputs have different shapes")
             max_abs = max(max_abs, float((x - y).abs().max()) if x.numel() else 0.0)
-            if (relative := _relative(x, y)) > worst.max_rel:
+            if (relative := _relative(x, y, self._rounding(x))) > worst.max_rel:
                 worst = Equivalence(0.0, relative, tolerance=self.tolerance)
         return replace(worst, max_abs=max_abs)
+
+    def _rounding(self, x: Tensor) -> float:
+        """Differences up to it are rounding, from here on: see :data:`_CANCELLED`."""
+        self.largest = max(self.largest, _size(x))
+        return _CANCELLED * self.tolerance * self.largest
 
     def _failed(self, reading: _Reading | None, error: str) -> Equivalence:
         """The verdict on a slim network that does not come to a reading, or to the output."""
@@ -353,8 +365,13 @@ class _Comparison(_Readings):
         )
 
 
-def _relative(x: Tensor, y: Tensor) -> float:
-    """Largest difference over the largest value.
+def _size(x: Tensor) -> float:
+    """The largest finite value."""
+    return float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
+
+
+def _relative(x: Tensor, y: Tensor, rounding: float) -> float:
+    """Largest difference above that of rounding, over the largest value.
 
     Infinite where only one side is finite, and where nothing is finite: NaN proves nothing.
     """
@@ -362,7 +379,7 @@ def _relative(x: Tensor, y: Tensor) -> float:
         return 0.0
     if not x.isfinite().any():
         return torch.inf
-    same = (x == y) | (x.isnan() & y.isnan())
-    difference = torch.where(same, 0.0, (x - y).abs()).nan_to_num(torch.inf)
-    scale = x.abs().nan_to_num(0.0, 0.0, 0.0).max()
-    return float(difference.max() / scale.clamp_min(torch.finfo(x.dtype).tiny))
+    difference = (x - y).abs()
+    same = (x == y) | (x.isnan() & y.isnan()) | (difference <= rounding)
+    difference = torch.where(same, 0.0, difference).nan_to_num(torch.inf)
+    return float(difference.max()) / max(_size(x), torch.finfo(x.dtype).tiny)

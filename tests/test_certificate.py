@@ -113,6 +113,32 @@ def test_a_wrong_layer_map_is_detected(make, name, side):
     assert all(verdict.max_rel > 1e-3 or verdict.error for verdict in verdicts)
 
 
+class Times(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_wrong_map_is_detected_where_values_are_small(dtype):
+    def small():
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), Times(1e-8), nn.Conv2d(8, 8, 3, bias=False),
+            nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False), nn.Flatten(), nn.Linear(128, 4, bias=False),
+        )  # fmt: skip
+
+    model, graph = traced(small, dtype)
+    wrong = corrupted(graph, "3", permuted(graph.layers["3"], "inputs"))
+    for seed in range(8):
+        plan = ChannelPlan.random(wrong, 0.5, seed)
+        same = plan.keep[wrong.layers["3"].inputs] == plan.keep[graph.layers["3"].inputs]
+        assert check_equivalence(model, ChannelPlan(graph, plan.keep))
+        assert check_equivalence(model, plan).passed == bool(same.all())
+
+
 def test_a_map_that_forgets_a_norm_is_detected_at_the_layer():
     model, graph = traced(plain)
     layers = {name: layer for name, layer in graph.layers.items() if name != "0.1"}
