@@ -385,8 +385,11 @@ class Chooser:
             f"{names[i]} {float(shares[i]) / total:.1%} ({self._reason(names[i])})"
             for i in dearest[:_NAMED]
         ]
-        rest = total - float(shares[dearest[:_NAMED]].sum())
-        return ", ".join(parts) + (f", all else {rest / total:.1%}" if rest > 1e-4 * total else "")
+        named = float(shares[dearest[:_NAMED]].sum())
+        others = {"what is done outside of layers": cost.constant}
+        others["all else"] = total - named - cost.constant
+        parts += [f"{n} {v / total:.1%}" for n, v in others.items() if v > 1e-4 * total]
+        return ", ".join(parts)
 
     def _reason(self, name: str) -> str:
         if name in self.graph.protected:

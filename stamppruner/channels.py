@@ -149,6 +149,7 @@ class ChannelGraph:
             applied at the traced input size (``H * W`` times calls; of the input for a transposed
             convolution, else of the output); multiply-adds follow from it. It is 0 for
             layers that are called in training mode only.
+        macs: multiply-adds of everything in a pass of one sample, of layers or not.
         example: one sample of the traced inputs.
         tensors: maps of parameters and buffers outside layers that follow channels.
 
@@ -169,6 +170,7 @@ class ChannelGraph:
     spatial: Mapping[str, int] = field(default_factory=dict)
     example: Inputs | None = None
     tensors: tuple[TensorMap, ...] = ()
+    macs: float = 0.0
 
     @cached_property
     def num_channels(self) -> int:

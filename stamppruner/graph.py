@@ -46,7 +46,7 @@ class Traced:
     Attributes:
         modules: by qualified name.
         calls, reach, free: what was recorded and probed.
-        spatial: see :class:`~stamppruner.ChannelGraph`.
+        spatial, macs: see :class:`~stamppruner.ChannelGraph`.
         example: one sample.
         protect: layers whose outputs stay whole, with the reason.
         protect_inputs: layers whose inputs stay whole, with the reason.
@@ -62,6 +62,7 @@ class Traced:
     free: Sequence[FreeAxis]
     spatial: Mapping[str, int]
     example: Inputs
+    macs: float = 0.0
     protect: dict[str, str] = field(default_factory=dict)
     protect_inputs: dict[str, str] = field(default_factory=dict)
     multiples: dict[str, int] = field(default_factory=dict)
@@ -116,6 +117,7 @@ def build_graph(traced: Traced) -> ChannelGraph:
         output_layers=traced.reach.output_producers,
         spatial=dict(traced.spatial),
         example=traced.example,
+        macs=traced.macs,
     )
 
 

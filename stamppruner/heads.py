@@ -107,7 +107,9 @@ def with_classes(
         return own, graph
     set_module(own, head, new_head(old, classes))
     widened = dataclasses.replace(graph.layers[head], outputs=np.full(classes, KEPT))
-    return own, dataclasses.replace(graph, layers={**graph.layers, head: widened})
+    more = graph.spatial.get(head, 0) * old.in_features * (classes - old.out_features)
+    layers = {**graph.layers, head: widened}
+    return own, dataclasses.replace(graph, layers=layers, macs=graph.macs + more)
 
 
 def head_inputs(model: nn.Module, head: str, batches: list[Tensor]) -> Tensor | None:

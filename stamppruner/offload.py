@@ -28,7 +28,7 @@ HOST = "cpu"
 _CHECKED = "offload"
 """Name of the file that is tried in a folder."""
 
-_PART = 2**24
+_PART = 2**20
 """Bytes that go to a file or come from it at once."""
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from stamppruner.budget import Budget, Chooser
 from stamppruner.channels import ChannelGraph, ChannelPlan
 from stamppruner.costs import Setting
+from stamppruner.counting import macs_of_pass
 from stamppruner.latency import batch_size, did_not_fall, latencies_ms, running_with
 from stamppruner.layers import first_floating
 from stamppruner.meet import Times
@@ -58,6 +59,8 @@ def make_report(
     widths = chooser.widths(plan)
     before = {name: cost.full for name, cost in chooser.costs.items()}
     after = {name: float(cost(widths)) for name, cost in chooser.costs.items()}
+    if chooser.costs["macs"].constant and graph.example is not None:
+        after["macs"] = macs_of_pass(slim, graph.example)  # products of activations may be smaller
     facts: dict[str, Any] = {"versions": versions()}
     asked: dict[str, float] = {}
     given = without_projections(dense)

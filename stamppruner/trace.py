@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from stamppruner import surgery
 from stamppruner.calls import Calls, copied_module, evaluating, record_calls
 from stamppruner.channels import ChannelGraph
+from stamppruner.counting import macs_of_pass
 from stamppruner.errors import ConfigError, UnsupportedModelError
 from stamppruner.free import FreeAxis, find_free_axes
 from stamppruner.graph import Traced, build_graph, matching
@@ -98,7 +99,8 @@ def trace_channels(
         spatial = {name: calls.applied.get(name, 0) for name in calls.outputs}
         _check_patterns((*protect, *protect_inputs), modules)
         uncut = surgery.unsupported((name, modules[name]) for name in reach.readers)
-        traced = Traced(modules, seen, reach, free, spatial, inputs, rewire=rewire)
+        macs = macs_of_pass(copied, inputs)
+        traced = Traced(modules, seen, reach, free, spatial, inputs, macs, rewire=rewire)
         by_user = "protected by the user"
         traced.protect |= uncut | dict.fromkeys(matching(reach.readers, protect), by_user)
         traced.protect_inputs |= uncut
