@@ -81,6 +81,8 @@ def work(rank: int, folder: str) -> None:
     found = {
         "target": (target.images, target.labels, target.num_classes, target.num_images),
         "mean": ranks.mean(np.array([1.0, 2.0]) * (rank + 1)).tolist(),
+        "sums": summed(rank),
+        "any": [ranks.any_of(flag) for flag in (False, rank == 1, True)],
         "stamp": facts(stamp(data)),
         "taylor": facts(Taylor(measure_latency=False, seed=rank).prune(vgg(seed=rank), data, HALF)),
         "timed": facts(stamp(data, Budget(latency_ms=1e4, macs=0.5))),
@@ -100,6 +102,22 @@ def work(rank: int, folder: str) -> None:
     }
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def numbers(rank: int) -> list[torch.Tensor]:
+    """Few and many, of two types; at the end, more than are sent at once."""
+    generator = torch.Generator().manual_seed(rank)
+    shapes: list[tuple[int, ...]] = [(), (3, 4), (0,), (1000,), (2**14, 2)]
+    kinds = (torch.float32, torch.float64)
+    return [torch.randn(s, generator=generator, dtype=k) for s in shapes for k in kinds]
+
+
+def summed(rank: int) -> list[torch.Tensor]:
+    found = numbers(rank)
+    ranks.sum_(found)
+    few = numbers(rank)[:1]
+    ranks.sum_(few)
+    return [*found, *few]
 
 
 @ranks.together()
@@ -165,6 +183,16 @@ def test_27_the_pooled_sample_is_a_fair_one_of_all_data(found: Any) -> None:
 
 def test_27_scores_are_averaged(found: Any) -> None:
     assert [f["mean"] for f in found] == [[1.5, 3.0]] * RANKS
+
+
+def test_sums_are_those_of_all_and_the_same_bits(found: Any) -> None:
+    parts = [numbers(rank) for rank in range(RANKS)]
+    for one in found:
+        for got, first, *own in zip(one["sums"], found[0]["sums"], *parts, strict=False):
+            assert torch.equal(got, first)
+            assert torch.allclose(got, torch.stack(own).sum(0), atol=1e-5)
+        assert torch.equal(one["sums"][-1], one["sums"][0])
+        assert one["any"] == [False, True, True]
 
 
 def test_27_what_fails_on_one_rank_fails_on_all(found: Any) -> None:
