@@ -40,9 +40,6 @@ T = TypeVar("T")
 _BUCKET = 2**23
 """Numbers that are summed over the ranks in one go, at most, unless a tensor has more."""
 
-_FEW = 2**14
-"""Up to so many, every rank gets those of all and sums them: ranks meet once and not twice."""
-
 
 def count() -> int:
     """Ranks that prune together."""
@@ -220,12 +217,7 @@ def sum_(tensors: Sequence[torch.Tensor]) -> None:
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.flatten() for tensor in bucket])
         flat = flat.to(_device(flat))
-        if len(flat) <= _FEW:
-            parts = flat.new_empty(count() * len(flat))
-            dist.all_gather_into_tensor(parts, flat)
-            flat = parts.view(count(), -1).sum(0)
-        else:
-            dist.all_reduce(flat)
+        dist.all_reduce(flat)
         for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
             tensor.copy_(total.view(tensor.shape))
 
