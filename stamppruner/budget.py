@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +27,7 @@ from stamppruner.costs import (
     TrainStepMs,
 )
 from stamppruner.errors import BudgetError, PlanError, shown
+from stamppruner.kinds import is_int, is_real
 from stamppruner.ladder import Ladder, halvings
 from stamppruner.projection import projections
 
@@ -100,8 +100,7 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("batch_size", "threads"):
             value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not ((whole and 0 < value <= _MOST[name]) or (name == "threads" and value is None)):
+            if not (is_int(value, 1, _MOST[name]) or (name == "threads" and value is None)):
                 raise BudgetError(
                     f"Budget({name}={shown(value)}): pass a whole number from 1 to {_MOST[name]}"
                 )
@@ -116,8 +115,7 @@ class Budget:
         if not bounds:
             raise BudgetError("a budget needs a bound, such as Budget(macs=0.25)")
         for name, value in bounds.items():
-            real = isinstance(value, Real) and not isinstance(value, bool)
-            if not real or not 0 < _as_float(value) < math.inf:
+            if not is_real(value) or not 0 < _as_float(value) < math.inf:
                 raise BudgetError(
                     f"Budget({name}={shown(value)}): pass a share in (0, 1] or a number"
                 )

@@ -6,10 +6,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from stamppruner.errors import ConfigError, shown
+from stamppruner.kinds import is_int, is_real
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,7 @@ class STAMPConfig:
         least |= {"weight_steps": 0, "weight_batch": 2, "weight_parts": 1}
         for name, low in least.items():
             value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            self._require(name, whole and value >= low, f"a whole number of at least {low}")
+            self._require(name, is_int(value, low), f"a whole number of at least {low}")
         self._require("seed", self.seed < 2**63, "below 2**63")
         rates = ("weights_lr", "pi_lr", "theta_lr", "weight_lr", "kl_scale")
         for name in (*rates, "budget_penalty", "prune_epochs"):
@@ -139,7 +138,7 @@ class STAMPConfig:
         most = self.weight_batch // 2
         self._require("weight_parts", self.weight_parts <= most, f"at most {most}, half the batch")
         pair = self.budget_range
-        two = isinstance(pair, tuple | list) and len(pair) == 2 and all(map(_is_real, pair))
+        two = isinstance(pair, tuple | list) and len(pair) == 2 and all(map(is_real, pair))
         rule = "two numbers, 0 < least <= greatest <= 1"
         self._require("budget_range", two and 0 < pair[0] <= pair[1] <= 1, rule)
 
@@ -200,14 +199,10 @@ class STAMPConfig:
 
     def _require_real(self, name: str, holds: Callable[[float], bool], rule: str) -> None:
         value = getattr(self, name)
-        self._require(name, _is_real(value) and math.isfinite(value) and holds(value), rule)
+        self._require(name, is_real(value) and math.isfinite(value) and holds(value), rule)
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise ConfigError(
                 f"STAMPConfig({name}={shown(getattr(self, name))}): it must be {rule}"
             )
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

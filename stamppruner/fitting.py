@@ -24,6 +24,7 @@ from stamppruner.gated import GatedNet
 from stamppruner.heads import find_head
 from stamppruner.heap import memory_kept
 from stamppruner.history import History
+from stamppruner.kinds import is_int, is_real
 from stamppruner.logs import RunLog
 from stamppruner.meta import Callback, MetaLearner
 from stamppruner.meta_state import restore_, restored_keep, state_of
@@ -72,19 +73,23 @@ class RunSettings:
     offload: PathLike | None = None
 
     def __post_init__(self) -> None:
-        limit = self.loader_timeout
+        minutes, limit, number = (
+            self.checkpoint_minutes,
+            self.loader_timeout,
+            "a whole number from 1",
+        )
         for name, holds, rule in (
-            ("checkpoint_minutes", 0 <= self.checkpoint_minutes < math.inf, "finite, from 0"),
-            ("keep", _whole(self.keep), "a whole number from 1"),
-            ("max_skipped", _whole(self.max_skipped), "a whole number from 1"),
-            ("loader_timeout", limit is None or 0 < limit < math.inf, "seconds above 0, or None"),
+            ("checkpoint_minutes", is_real(minutes) and 0 <= minutes < math.inf, "finite, from 0"),
+            ("keep", is_int(self.keep, 1), number),
+            ("max_skipped", is_int(self.max_skipped, 1), number),
+            (
+                "loader_timeout",
+                limit is None or (is_real(limit) and 0 < limit < math.inf),
+                "seconds above 0, or None",
+            ),
         ):
             if not holds:
                 raise ConfigError(f"meta_fit({name}={getattr(self, name)!r}): it must be {rule}")
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def fit(

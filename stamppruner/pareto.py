@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -17,6 +16,7 @@ from stamppruner.budget import Budget
 from stamppruner.errors import BudgetError, CheckpointError, ConfigError, StampError
 from stamppruner.files import PathLike, atomic_write, check_folder
 from stamppruner.finetune import checked_settings, evaluate
+from stamppruner.kinds import is_real
 from stamppruner.report import Report
 from stamppruner.report import format as fmt
 from stamppruner.report.front import METRICS, page
@@ -301,7 +301,7 @@ def as_budgets(budgets: Any) -> list[Budget]:
 def _as_budget(value: Any) -> Budget:
     if isinstance(value, Budget):
         return value
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if not is_real(value):
         raise BudgetError(f"the budget {value!r} is none: pass Budget(macs=0.25) or 0.25, say")
     if not 0 < float(value) <= 1:
         raise BudgetError(

@@ -160,11 +160,12 @@ def _texts(value: Any) -> dict[str, str]:
 def _statistics(value: Any, channels: int) -> ImageStatistics | None:
     if value is None:
         return None
-    parts = [_need(value, dict, "image_statistics").get(key) for key in ("mean", "std")]
-    for part in parts:
+    given = _need(value, dict, "image_statistics")
+    names = ("mean", "std", *(["least"] if "least" in given else []))
+    for part in map(given.get, names):
         numbers = isinstance(part, list) and len(part) == channels and all(map(_is_number, part))
         if not numbers or not all(map(math.isfinite, part)):
             raise ValueError(
-                f"image_statistics is {shown(value)}, not mean and std of {channels} channels"
+                f"image_statistics is {shown(value)}, not numbers of {channels} channels each"
             )
     return ImageStatistics.from_json(value)

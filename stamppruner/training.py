@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
 
 from stamppruner.errors import ConfigError, shown
-
-
-def _whole(value: Any, least: int, most: float = math.inf) -> bool:
-    return (
-        isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
-    )
+from stamppruner.kinds import is_real, is_whole
 
 
 def _real(value: Any, holds: Callable[[float], bool]) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and holds(float(value))
+    return is_real(value) and holds(float(value))
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "epochs": (lambda v: _whole(v, 0), "a whole number from 0"),
+    "epochs": (lambda v: is_whole(v, 0), "a whole number from 0"),
     "lr": (lambda v: _real(v, lambda x: 0 < x < math.inf), "a finite number above 0"),
     "momentum": (lambda v: _real(v, lambda x: 0 <= x < 1), "a number from 0, below 1"),
     "weight_decay": (lambda v: _real(v, lambda x: 0 <= x < math.inf), "a finite number from 0"),
@@ -36,9 +30,9 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda v: _real(v, lambda x: 0 < x < math.inf), "a finite number above 0"),
     "optimizer": (lambda v: v is None or callable(v), "a function, or None"),
     "schedule": (lambda v: v is None or callable(v), "a function, or None"),
-    "patience": (lambda v: v is None or _whole(v, 1), "a whole number from 1, or None"),
+    "patience": (lambda v: v is None or is_whole(v, 1), "a whole number from 1, or None"),
     "amp": (lambda v: isinstance(v, bool), "True or False"),
-    "seed": (lambda v: v is None or _whole(v, 0, 2**63 - 1), "a whole number from 0, or None"),
+    "seed": (lambda v: v is None or is_whole(v, 0, 2**63 - 1), "a whole number from 0, or None"),
 }
 
 

@@ -286,6 +286,8 @@ def test_a_disk_that_is_full_leaves_the_older_files(
         {"keep": True},
         {"max_skipped": 0},
         {"loader_timeout": 0},
+        {"loader_timeout": "5"},
+        {"checkpoint_minutes": None},
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any]) -> None:

@@ -332,6 +332,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     "rows": {"history": [3]},
     "statistics": {"image_statistics": {"mean": [10**400] * 3, "std": [1, 1, 1]}},
     "channels": {"image_statistics": {"mean": [1], "std": [1]}},
+    "least": {"image_statistics": {"mean": [1] * 3, "std": [1] * 3, "least": None}},
     "groups": {"groups": None},
     "group": {"groups": [None]},
     "reasons": {"coupled": [1, 2]},

@@ -33,6 +33,17 @@ def test_other_scales_are_named_with_the_remedy(change):
     assert "normalise both alike" in warning
 
 
+def test_pixels_are_told_from_images_in_minus_one_to_one():
+    pixels = torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    normalised = ImageStatistics.of(2 * pixels - 1)
+    assert "normalised images, not pixels" in normalised.unlike(ImageStatistics.of(pixels))
+    assert ImageStatistics.of(pixels).unlike(ImageStatistics.of(pixels)) is None
+    assert normalised.unlike(ImageStatistics.of(2 * pixels.square() - 1)) is None
+    older = ImageStatistics(normalised.mean, normalised.std)
+    assert ImageStatistics.from_json(older.to_json()) == older
+    assert older.unlike(ImageStatistics.of(pixels)) is None
+
+
 @given(st.floats(-1, 1), st.floats(0.5, 2))
 def test_ordinary_differences_are_not(shift, scale):
     assert ImageStatistics.of(IMAGES).unlike(ImageStatistics.of(IMAGES * scale + shift)) is None
