@@ -41,6 +41,7 @@ def check_batch(
             f"{where}: images are {found}; give a floating-point tensor "
             "(torchvision: transform=ToTensor())"
         )
+    _check_dense(images, f"{where}: images")
     if images.ndim != 4 or 0 in images.shape:
         raise DataError(
             f"{where}: images have shape {tuple(images.shape)}; give (B, C, H, W), none of them 0"
@@ -64,6 +65,7 @@ def _check_labels(labels: Any, count: int, num_classes: int | None, where: str) 
     if not isinstance(labels, Tensor) or labels.dtype not in _INTEGERS:
         found = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise DataError(f"{where}: labels are {found}; give a tensor of integers")
+    _check_dense(labels, f"{where}: labels")
     if labels.shape != (count,):
         raise DataError(
             f"{where}: labels have shape {tuple(labels.shape)}; {count} images need ({count},)"
@@ -75,6 +77,15 @@ def _check_labels(labels: Any, count: int, num_classes: int | None, where: str) 
             f"{where}: labels span {low}..{high}; they must lie in 0..{top} "
             "(relabel them, or give the model more outputs)"
         )
+
+
+def _check_dense(values: Tensor, what: str) -> None:
+    """Raise DataError for a tensor whose values are not there, or not one beside the other."""
+    if values.is_nested or values.layout != torch.strided:
+        kind = "nested" if values.is_nested else str(values.layout).removeprefix("torch.")
+        raise DataError(f"{what} are a {kind} tensor; give an ordinary one, such as x.to_dense()")
+    if values.is_meta:
+        raise DataError(f"{what} are on the meta device, which has no values; load them")
 
 
 def not_finite(images: Tensor) -> IntArray:
