@@ -1,6 +1,7 @@
 """What meta-fitting costs beside plain training, how that grows, and what the paper's would take.
 
     python benchmarks/meta_fit.py steps         # gated steps against plain ones
+    python benchmarks/meta_fit.py compiled      # the same through torch.compile
     python benchmarks/meta_fit.py throughput    # images a second of meta_fit against plain training
     python benchmarks/meta_fit.py memory        # peak memory of both, in processes of their own
     python benchmarks/meta_fit.py growth        # over tasks, images, width, depth and image size
@@ -26,9 +27,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, multiprocessing, nn
@@ -147,6 +148,33 @@ def steps(bench: Bench) -> Iterator[Record]:
                 "relaxed": found["relaxed"] / found["plain"],
                 "budgeted": found["budgeted"] / found["plain"],
             }  # fmt: skip
+
+
+def compiled(bench: Bench) -> Iterator[Record]:
+    """Seconds of plain and gated steps without torch.compile and with it; compiling not counted."""
+    sizes = [(128, 640), (32, 160)]
+    cases = [(n, w, *s, a) for w in (1.0, 0.25) for n in NETS for a in (0, 1) for s in sizes]
+    for name, width, batch, number, amp in cases[-2:] if bench.quick else cases:
+        config = STAMPConfig(amp=bool(amp))
+        model = NETS[name](CLASSES, width=width).to(bench.device)
+        whole, labels = (part.to(bench.device) for part in images(number))
+        x, y = whole[:batch], labels[:batch]
+        kinds = {}
+        with ExitStack() as stack:
+            for kind in ("plain", "compiled"):
+                own, pruner = copy.deepcopy(model), pruner_of(copy.deepcopy(model), config)
+                if kind == "compiled":
+                    stack.enter_context(pruner._gated().compiled(True))
+                    own = cast(nn.Module, torch.compile(own, dynamic=False))
+                kinds[kind] = plain_step(own, x, y, config)
+                kinds[f"{kind}_gated"] = gated_steps(pruner, whole, x, y, config)["relaxed"]
+            stack.enter_context(memory_kept(bench.device))
+            found = bench.in_turns(kinds)
+        torch.compiler.reset()
+        yield {
+            "net": name, "width": width, "batch": batch, "amp": bool(amp), "set": number,
+            **{f"{kind}_seconds": seconds for kind, seconds in found.items()},
+        }  # fmt: skip
 
 
 def reference(shots: int, size: int = 32, seed: int = 0) -> TaskSampler:
@@ -382,6 +410,7 @@ def paper(bench: Bench) -> Iterator[Record]:
 
 SECTIONS = {
     "steps": steps,
+    "compiled": compiled,
     "throughput": throughput,
     "memory": memory,
     "growth": growth,

@@ -57,6 +57,7 @@ class RunSettings:
         max_skipped: steps in a row that may be left out because they are not finite.
         loader_timeout: most seconds to wait for images; None waits for ever.
         offload: where what rests between steps lies: a folder, ``"cpu"``, or None.
+        compile: steps run through ``torch.compile``.
 
     Raises:
         ConfigError: a value outside its range.
@@ -71,6 +72,7 @@ class RunSettings:
     max_skipped: int = 10
     loader_timeout: float | None = None
     offload: PathLike | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         minutes, limit, number = (
@@ -80,6 +82,7 @@ class RunSettings:
         )
         for name, holds, rule in (
             ("checkpoint_minutes", is_real(minutes) and 0 <= minutes < math.inf, "finite, from 0"),
+            ("compile", isinstance(self.compile, bool), "True or False"),
             ("keep", is_int(self.keep, 1), number),
             ("max_skipped", is_int(self.max_skipped, 1), number),
             (
@@ -246,6 +249,7 @@ def _learner(
         max_skipped=settings.max_skipped,
         loader_timeout=settings.loader_timeout,
         places=places,
+        compile=settings.compile,
     )
 
 

@@ -43,6 +43,7 @@ class GatedNet:
         self.encoder = encoder.to(like.device, torch.float32)  # as the images that it is given are
         self._gates = Gates(model, graph)
         self._reader = ChannelReader(model, graph)
+        self._compiled: nn.Module | None = None
 
     @property
     def device(self) -> torch.device:
@@ -80,14 +81,34 @@ class GatedNet:
 
         Args:
             mask: ``(num_channels,)``; None leaves all as it is.
-            by_weight: where only the outputs matter, see :meth:`~stamppruner.gates.Gates.inject`.
+            by_weight: where only the outputs matter, see :meth:`~stamppruner.gates.Gates.inject`;
+                inside :meth:`compiled`, the model is the compiled one.
         """
-        with self._gates.injected(by_weight=by_weight) as gates:
+        compiled = self._compiled if by_weight else None
+        with self._gates.injected(by_weight=by_weight and compiled is None) as gates:
             gates.values = mask
             try:
-                yield self.model
+                yield self.model if compiled is None else compiled
             finally:
                 gates.values = None
+
+    @contextmanager
+    def compiled(self, wanted: bool) -> Iterator[None]:
+        """Masked passes are those of ``torch.compile`` inside the block, or are not.
+
+        A product with a mask is fused there with what comes before it. Dropout draws what it draws
+        without. Shapes are compiled each on their own, so that results follow from them alone.
+        """
+        before = self._compiled
+        self._compiled = None
+        if wanted:
+            compiled = torch.compile(self.model, dynamic=False, options={"fallback_random": True})
+            assert isinstance(compiled, nn.Module)
+            self._compiled = compiled
+        try:
+            yield
+        finally:
+            self._compiled = before
 
     def weights(self) -> list[nn.Parameter]:
         """Trainable parameters of W."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from stamppruner.errors import DivergedError, LoaderTimeoutError, MemoryLimitError
+from stamppruner.errors import ConfigError, DivergedError, LoaderTimeoutError, MemoryLimitError
 from stamppruner.gated import GatedNet
 
 T = TypeVar("T")
@@ -61,6 +61,25 @@ def finite(tensors: Iterable[Tensor | None]) -> bool:
     if not found:
         return True
     return bool(torch.isfinite(nn.utils.get_total_norm(found, norm_type=float("inf"))))
+
+
+@contextmanager
+def compiling_named() -> Iterator[None]:
+    """What torch.compile raises in the block is a ConfigError.
+
+    Raises:
+        ConfigError: the model cannot be compiled here.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        text = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"compile=True: torch.compile fails ({type(error).__name__}: {text}): it needs a C++ "
+            "compiler and Python's headers on a CPU, Triton on a GPU; or pass compile=False"
+        ) from error
 
 
 @torch.no_grad()

@@ -19,7 +19,14 @@ from stamppruner.config import STAMPConfig
 from stamppruner.errors import DataError, DivergedError
 from stamppruner.gated import GatedNet
 from stamppruner.gradients import add_gradients_, moments, set_, use_gradients_, wide
-from stamppruner.guards import Skips, finite, first_not_finite, memory_named, within
+from stamppruner.guards import (
+    Skips,
+    compiling_named,
+    finite,
+    first_not_finite,
+    memory_named,
+    within,
+)
 from stamppruner.heads import borrowed_parameters, fit_ridge_, head_inputs, new_head
 from stamppruner.history import History
 from stamppruner.offload import Offload
@@ -63,6 +70,7 @@ class MetaLearner:
         max_skipped: steps in a row that may be left out because their loss is not finite.
         loader_timeout: most seconds to wait for a task or a minibatch; None waits for ever.
         places: where what rests between steps lies; None leaves it in memory.
+        compile: masked passes are those of ``torch.compile``.
         history: a row for every iteration done.
         images: that this process has trained on, since it began.
     """
@@ -76,6 +84,7 @@ class MetaLearner:
     max_skipped: int = 10
     loader_timeout: float | None = None
     places: Offload | None = None
+    compile: bool = False
     history: History = field(default_factory=History)
     images: int = 0
 
@@ -129,6 +138,7 @@ class MetaLearner:
                 iteration.
             LoaderTimeoutError: images did not come in time.
             MemoryLimitError: the device has not enough memory.
+            ConfigError: the model cannot be compiled.
         """
         config, first = self.config, len(self.history)
         todo = range(first, config.iterations)
@@ -138,7 +148,12 @@ class MetaLearner:
         )
         shown = bar(todo, description="meta-fit", shown=progress, initial=first,
                     total=config.iterations)  # fmt: skip
-        with memory_named(remedy), numbered_streams(config.seed, self.net.device) as streams:
+        with (
+            memory_named(remedy),
+            compiling_named(),
+            self.net.compiled(self.compile),
+            numbered_streams(config.seed, self.net.device) as streams,
+        ):
             for i in shown:
                 before = self.images
                 figures = self._iteration(i, streams)

@@ -158,6 +158,7 @@ class STAMPPruner:
         max_skipped: int = 10,
         loader_timeout: float | None = None,
         offload: PathLike | None = None,
+        compile: bool = False,
     ) -> STAMPPruner:
         """Learn W, pi and theta over tasks of the reference data (Algorithm 1, lines 1 to 10).
 
@@ -181,7 +182,9 @@ class STAMPPruner:
             loader_timeout: most seconds to wait for the images of a task; None waits for ever.
             offload: where averages of gradients, the teacher and the copies of parameters that an
                 iteration needs lie between its steps: ``"cpu"`` for a model on a GPU, or a folder
-                on a disk. It saves up to eight times the memory of the parameters.
+                on a disk. It saves seven times the memory of the parameters.
+            compile: run steps through ``torch.compile``: a minute to begin with, then faster ones,
+                whose results differ in last digits.
 
         Returns:
             self; ``self.history`` has one row an iteration.
@@ -207,6 +210,7 @@ class STAMPPruner:
             max_skipped,
             loader_timeout,
             offload,
+            compile,
         )
         source: TaskSource
         if self.task.classifies:

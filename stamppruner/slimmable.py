@@ -148,7 +148,7 @@ class SlimmableTraining:
         for (number, mask, _), (images, labels, taught) in zip(parts, batches, strict=True):
             streams(self.done, 2, number)
             with frozen_statistics(net.model):
-                with shared_batch(net.model) if one else nullcontext():
+                with self._shared() if one else nullcontext():
                     loss = self._loss(images, labels, taught, mask)
                     loss = loss * (len(labels) / config.weight_batch)
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -173,6 +173,13 @@ class SlimmableTraining:
         self.optimizer.zero_grad()
         self.done += 1
         return float(whole)
+
+    @contextmanager
+    def _shared(self) -> Iterator[None]:
+        """Batch norms are those of all ranks' images; such layers are not for compilers."""
+        eager = self.net.compiled(False) if ranks.count() > 1 else nullcontext()
+        with eager, shared_batch(self.net.model):
+            yield
 
     def _parts(self) -> list[tuple[int, Tensor | None, slice]]:
         """Numbers, masks and rows of this rank's parts of a minibatch.

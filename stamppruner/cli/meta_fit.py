@@ -58,6 +58,7 @@ def add_to(commands: Any) -> None:
     add("--loader-timeout", type=float, metavar="SECONDS", help="most to wait for images")
     add("--offload", metavar="PLACE", help="where what rests between steps lies: a folder "
         "on a disk, or cpu, for a model on a GPU; less memory, more time")  # fmt: skip
+    add("--compile", action="store_true", help="run steps through torch.compile")
     add("--amp", action="store_true", help="bfloat16 autocast")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     _shared.add_statistics(fit, "that of photographs")
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
         name: getattr(arguments, name)
         for name in (
             "checkpoint_dir", "checkpoint_minutes", "keep", "resume", "log_dir", "deterministic",
-            "loader_timeout", "offload",
+            "loader_timeout", "offload", "compile",
         )
     }  # fmt: skip
     RunSettings(**settings)
