@@ -58,8 +58,8 @@ def _recurrent_one(x: Tensor, of_input: Tensor, of_hidden: Tensor, *_: Any, **__
 
 
 def _recurrent(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    """All layers; ``x`` has steps and samples, in any order, and features."""
-    return 2 * x.shape[0] * x.shape[1] * sum(w.numel() for w in weights if w.dim() == 2)
+    """All layers; ``x`` has steps and samples, in any order or packed, and features."""
+    return 2 * x.shape[:-1].numel() * sum(w.numel() for w in weights if w.dim() == 2)
 
 
 _MORE: dict[Any, Callable[..., int]] = {

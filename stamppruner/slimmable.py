@@ -100,7 +100,9 @@ class SlimmableTraining:
         )
         places = places or Offload(None, net.device)
         self._momentum = places.resting(lambda: moments(self.optimizer))
-        self._teacher = places.resting(self.teacher.parameters)
+        used = {p.untyped_storage().data_ptr() for p in net.model.parameters()}
+        own = [p for p in self.teacher.parameters() if p.untyped_storage().data_ptr() not in used]
+        self._teacher = places.resting(lambda: own)
         self._teacher.send()
 
     @contextmanager

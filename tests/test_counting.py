@@ -112,3 +112,17 @@ def test_what_holds_a_budget_is_named(attending):
     images, labels = torch.randn(8, 3, 10, 10), torch.arange(8) % 4
     with pytest.raises(BudgetError, match=r"outside of layers \d\d\.\d%"):
         STAMPPruner(model, x).prune([(images, labels)], Budget(macs=0.2), progress=False)
+
+
+def test_what_cannot_be_counted_is_traced_all_the_same(monkeypatch):
+    def refuse(*_):
+        raise NotImplementedError("There was no rule registered for HigherOrderOperator cond")
+
+    monkeypatch.setattr("stamppruner.trace.macs_of_pass", refuse)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))
+    graph = trace_channels(net, torch.zeros(1, 3, 9, 9))
+    assert graph.num_channels == 8
+    assert graph.macs == 0
+    cost = Macs(net, graph)
+    assert cost.full == 49 * 27 * 8 + 25 * 72 * 4
+    assert cost.constant == 0
