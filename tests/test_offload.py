@@ -229,7 +229,7 @@ def test_what_the_teacher_shares_with_the_network_stays(tmp_path: Path) -> None:
             nn.Sequential(kept, runs.model()), torch.zeros(1, 3, 8, 8), config=ONCE
         )
         found = runs.state(pruner.meta_fit(runs.sampler(), progress=False, **settings))
-        assert kept.gain.flatten().tolist() == [1, 1, 1]
+        assert nbytes([kept.gain]) == 12
         return found
 
     assert runs.same(fitted(), fitted(offload=tmp_path))
