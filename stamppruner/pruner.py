@@ -183,8 +183,8 @@ class STAMPPruner:
             offload: where averages of gradients, the teacher and the copies of parameters that an
                 iteration needs lie between its steps: ``"cpu"`` for a model on a GPU, or a folder
                 on a disk. It saves seven times the memory of the parameters.
-            compile: run steps through ``torch.compile``: a minute to begin with, then faster ones,
-                whose results differ in last digits.
+            compile: run steps through ``torch.compile``: a minute to begin with, then often faster
+                ones, of small networks above all, whose results differ in last digits.
 
         Returns:
             self; ``self.history`` has one row an iteration.
