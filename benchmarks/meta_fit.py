@@ -127,24 +127,42 @@ def gated_steps(
     return {kind: step(kind) for kind in kinds}
 
 
+class StepCase:
+    """A network, a set of images, and the minibatch that steps are timed on."""
+
+    def __init__(
+        self, bench: Bench, name: str, width: float, batch: int, number: int, amp: int
+    ) -> None:
+        self.config = STAMPConfig(amp=bool(amp))
+        self.model = NETS[name](CLASSES, width=width).to(bench.device)
+        self.whole, labels = (part.to(bench.device) for part in images(number))
+        self.x, self.y = self.whole[:batch], labels[:batch]
+        self.facts: Record = {
+            "net": name, "width": width, "batch": batch, "amp": bool(amp), "set": number,
+        }  # fmt: skip
+
+    def plain(self, model: nn.Module) -> Callable[[], None]:
+        return plain_step(model, self.x, self.y, self.config)
+
+    def pruner(self) -> STAMPPruner:
+        return pruner_of(self.model, self.config)
+
+    def gated(self, pruner: STAMPPruner) -> dict[str, Callable[[], None]]:
+        return gated_steps(pruner, self.whole, self.x, self.y, self.config)
+
+
 def steps(bench: Bench) -> Iterator[Record]:
     """Seconds of a plain step, and of gated ones as multiples of it, on either heap."""
     sizes = [(128, 640), (32, 160), (32, 640)]  # the paper's, the defaults, both
     cases = [(n, w, *s, a) for w in (1.0, 0.25) for n in NETS for a in (0, 1) for s in sizes]
-    for name, width, batch, number, amp in cases[-3:] if bench.quick else cases:
-        config = STAMPConfig(amp=bool(amp))
-        model = NETS[name](CLASSES, width=width).to(bench.device)
-        whole, labels = (part.to(bench.device) for part in images(number))
-        x, y = whole[:batch], labels[:batch]
-        pruner = pruner_of(model, config)
-        kinds = {"plain": plain_step(copy.deepcopy(model), x, y, config)}
-        kinds |= gated_steps(pruner, whole, x, y, config)
+    for place in cases[-3:] if bench.quick else cases:
+        case = StepCase(bench, *place)
+        kinds = {"plain": case.plain(copy.deepcopy(case.model)), **case.gated(case.pruner())}
         for heap in ("default", "kept") if bench.device.type == "cpu" else ("default",):
             with memory_kept() if heap == "kept" else nullcontext():
                 found = bench.in_turns(kinds)
             yield {
-                "net": name, "width": width, "batch": batch, "amp": bool(amp), "set": number,
-                "heap": heap, "plain_seconds": found["plain"],
+                **case.facts, "heap": heap, "plain_seconds": found["plain"],
                 "relaxed": found["relaxed"] / found["plain"],
                 "budgeted": found["budgeted"] / found["plain"],
             }  # fmt: skip
@@ -154,27 +172,20 @@ def compiled(bench: Bench) -> Iterator[Record]:
     """Seconds of plain and gated steps without torch.compile and with it; compiling not counted."""
     sizes = [(128, 640), (32, 160)]
     cases = [(n, w, *s, a) for w in (1.0, 0.25) for n in NETS for a in (0, 1) for s in sizes]
-    for name, width, batch, number, amp in cases[-2:] if bench.quick else cases:
-        config = STAMPConfig(amp=bool(amp))
-        model = NETS[name](CLASSES, width=width).to(bench.device)
-        whole, labels = (part.to(bench.device) for part in images(number))
-        x, y = whole[:batch], labels[:batch]
-        kinds = {}
+    for place in cases[-2:] if bench.quick else cases:
+        case, kinds = StepCase(bench, *place), {}
         with ExitStack() as stack:
             for kind in ("plain", "compiled"):
-                own, pruner = copy.deepcopy(model), pruner_of(copy.deepcopy(model), config)
+                own, pruner = copy.deepcopy(case.model), case.pruner()
                 if kind == "compiled":
                     stack.enter_context(pruner._gated().compiled(True))
                     own = cast(nn.Module, torch.compile(own, dynamic=False))
-                kinds[kind] = plain_step(own, x, y, config)
-                kinds[f"{kind}_gated"] = gated_steps(pruner, whole, x, y, config)["relaxed"]
+                kinds[kind] = case.plain(own)
+                kinds[f"{kind}_gated"] = case.gated(pruner)["relaxed"]
             stack.enter_context(memory_kept(bench.device))
             found = bench.in_turns(kinds)
         torch.compiler.reset()
-        yield {
-            "net": name, "width": width, "batch": batch, "amp": bool(amp), "set": number,
-            **{f"{kind}_seconds": seconds for kind, seconds in found.items()},
-        }  # fmt: skip
+        yield case.facts | {f"{kind}_seconds": seconds for kind, seconds in found.items()}
 
 
 def reference(shots: int, size: int = 32, seed: int = 0) -> TaskSampler:

@@ -149,7 +149,7 @@ class ChannelGraph:
             applied at the traced input size (``H * W`` times calls; of the input for a transposed
             convolution, else of the output); multiply-adds follow from it. It is 0 for
             layers that are called in training mode only.
-        macs: multiply-adds of everything in a pass of one sample, of layers or not.
+        macs: multiply-adds of a pass of one sample, in layers or not; 0 if they were not counted.
         example: one sample of the traced inputs.
         tensors: maps of parameters and buffers outside layers that follow channels.
 

@@ -1,4 +1,4 @@
-"""Multiply-adds of everything in a forward pass, layers or not."""
+"""Multiply-adds of a forward pass, in layers or not."""
 
 from __future__ import annotations
 

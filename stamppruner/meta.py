@@ -29,7 +29,7 @@ from stamppruner.guards import (
 )
 from stamppruner.heads import borrowed_parameters, fit_ridge_, head_inputs, new_head
 from stamppruner.history import History
-from stamppruner.offload import Offload
+from stamppruner.offload import NOWHERE, Offload
 from stamppruner.progress import bar
 from stamppruner.randomness import numbered_streams
 from stamppruner.slimmable import SlimmableTraining
@@ -69,7 +69,7 @@ class MetaLearner:
             :class:`~stamppruner.TaskSampler`, W is trained under masks in every iteration.
         max_skipped: steps in a row that may be left out because their loss is not finite.
         loader_timeout: most seconds to wait for a task or a minibatch; None waits for ever.
-        places: where what rests between steps lies; None leaves it in memory.
+        places: where what rests between steps lies.
         compile: masked passes are those of ``torch.compile``.
         history: a row for every iteration done.
         images: that this process has trained on, since it began.
@@ -83,7 +83,7 @@ class MetaLearner:
     task_keep: Tensor | None = None
     max_skipped: int = 10
     loader_timeout: float | None = None
-    places: Offload | None = None
+    places: Offload = NOWHERE
     compile: bool = False
     history: History = field(default_factory=History)
     images: int = 0
@@ -93,8 +93,7 @@ class MetaLearner:
         self.generator = torch.Generator().manual_seed(config.seed)
         self.random = np.random.default_rng(config.seed)
         self.outer = objective.adam(self.net, config)
-        self._places = self.places or Offload(None, self.net.device)
-        self._moments = self._places.resting(lambda: moments(self.outer))
+        self._moments = self.places.resting(lambda: moments(self.outer))
         self.slimmable: SlimmableTraining | None = None
         self.skips = Skips(
             min(self.max_skipped, config.iterations),
@@ -115,7 +114,7 @@ class MetaLearner:
                 config,
                 max_skipped=self.max_skipped,
                 loader_timeout=self.loader_timeout,
-                places=self._places,
+                places=self.places,
             )
 
     @contextmanager
@@ -171,7 +170,7 @@ class MetaLearner:
         """Lines 3 to 8: one outer step, and the steps under masks that follow it."""
         parameters = self.net.parameters()
         start = [p.detach().clone() for p in parameters]
-        started = self._places.resting(lambda: start)
+        started = self.places.resting(lambda: start)
         started.send()
 
         def restart() -> None:
@@ -197,7 +196,7 @@ class MetaLearner:
         config, parameters = self.config, self.net.parameters()
         rate = _decay(i, config.iterations)
         gradients = [torch.zeros_like(p, dtype=wide(p)) for p in parameters]
-        sums = self._places.resting(lambda: gradients)
+        sums = self.places.resting(lambda: gradients)
         sums.send()
         rows: dict[int, Figures] = {}
         bad: dict[int, str] = {}

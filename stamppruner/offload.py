@@ -68,6 +68,10 @@ class Offload:
         return Resting(tensors, _Host() if self._host else None)
 
 
+NOWHERE = Offload(None, torch.device("cpu"))
+"""Leaves all where it is, on any device."""
+
+
 class Resting:
     """Tensors that are sent away, and come back for a while.
 

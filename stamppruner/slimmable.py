@@ -26,7 +26,7 @@ from stamppruner.finetune import warm_cosine
 from stamppruner.gated import GatedNet
 from stamppruner.gradients import add_gradients_, moments, use_gradients_, wide
 from stamppruner.guards import Skips, finite, first_not_finite, within
-from stamppruner.offload import Offload
+from stamppruner.offload import NOWHERE, Offload
 from stamppruner.shared_batch import shared_batch
 from stamppruner.tasks import TaskSampler
 from stamppruner.tasks.labelled import IntArray, fetch_images
@@ -60,7 +60,7 @@ class SlimmableTraining:
         config: settings.
         max_skipped: steps in a row that may be left out because their loss is not finite.
         loader_timeout: most seconds to wait for images; None waits for ever.
-        places: where the teacher and momentum are between calls of :meth:`run`; None leaves them.
+        places: where the teacher and momentum are between calls of :meth:`run`.
 
     Attributes:
         done: steps so far.
@@ -80,7 +80,7 @@ class SlimmableTraining:
         *,
         max_skipped: int = 10,
         loader_timeout: float | None = None,
-        places: Offload | None = None,
+        places: Offload = NOWHERE,
     ) -> None:
         self.net, self.source, self.chooser, self.config = net, source, chooser, config
         self.keep = keep.cpu().double().numpy()
@@ -98,7 +98,6 @@ class SlimmableTraining:
         self.optimizer = torch.optim.SGD(
             net.weights(), config.weight_lr, momentum=0.9, nesterov=True, weight_decay=5e-4
         )
-        places = places or Offload(None, net.device)
         self._momentum = places.resting(lambda: moments(self.optimizer))
         used = {p.untyped_storage().data_ptr() for p in net.model.parameters()}
         own = [p for p in self.teacher.parameters() if p.untyped_storage().data_ptr() not in used]
