@@ -373,32 +373,38 @@ def _slope(one: tuple[float, float], two: tuple[float, float]) -> float:
 
 
 def ranks(bench: Bench) -> Iterator[Record]:
-    """Iterations a second of two processes against one, by the wall clock."""
+    """Iterations a second of two processes against one, by the wall clock.
+
+    With ten steps under masks for four tasks; without any; and with parts of their own.
+    """
     masks = {"weight_steps": 10}
-    for changes in ({"weight_steps": 0}, masks, {**masks, "weight_parts": 2}):
-        seconds = {number: _spawned(number, bench.quick, changes) for number in (1, 2)}
+    cases = [("vgg19", 0.25, {"weight_steps": 0}), ("vgg19", 0.25, masks)]
+    cases += [("vgg19", 0.25, {**masks, "weight_parts": 2})]
+    cases += [] if bench.quick else [("vgg19", 1.0, masks), ("resnet18", 1.0, masks)]
+    for name, width, changes in cases:
+        made = {"name": name, "width": width, "iterations": 3 if width < 1 else 2}
+        seconds = {number: _spawned(number, bench.quick, made | changes) for number in (1, 2)}
         yield {
-            "net": "vgg19", "width": 0.25, **changes, "seconds": seconds[1],
+            "net": name, "width": width, **changes, "seconds": seconds[1],
             "seconds_on_two": seconds[2], "speedup": seconds[1] / seconds[2],
         }  # fmt: skip
 
 
-def _spawned(number: int, quick: bool, changes: Record) -> float:
+def _spawned(number: int, quick: bool, made: Record) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_rank, (number, folder, quick, changes), nprocs=number)
+        multiprocessing.spawn(_rank, (number, folder, quick, made), nprocs=number)
         return float(Path(folder, "seconds").read_text())
 
 
-def _rank(rank: int, number: int, folder: str, quick: bool, changes: Record) -> None:
+def _rank(rank: int, number: int, folder: str, quick: bool, made: Record) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=number
     )
-    config = fit_config(
-        Bench("cpu", quick), **{"tasks_per_iteration": 4, "iterations": 3, **changes}
-    )
+    name, width = made.pop("name"), made.pop("width")
+    config = fit_config(Bench("cpu", quick), **{"tasks_per_iteration": 4, **made})
     marks: list[float] = []
-    pruner_of(vgg19(CLASSES, width=0.25), config).meta_fit(
+    pruner_of(NETS[name](CLASSES, width=width), config).meta_fit(
         reference(config.shots), progress=False,
         callback=lambda *_: marks.append(time.perf_counter()),
     )  # fmt: skip

@@ -30,8 +30,9 @@ from stamppruner.meta import Callback, MetaLearner
 from stamppruner.meta_state import restore_, restored_keep, state_of
 from stamppruner.offload import Offload
 from stamppruner.preemption import Preemption, sigterm_noted
-from stamppruner.randomness import deterministic_algorithms
-from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource, draw
+from stamppruner.randomness import deterministic_algorithms, numbered_streams
+from stamppruner.reading import Draws, Piece, Reader
+from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource
 from stamppruner.warmstart import keep_by_rank, task_scores, warm_start_on_tasks
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class RunSettings:
         deterministic: torch's deterministic algorithms alone.
         max_skipped: steps in a row that may be left out because they are not finite.
         loader_timeout: most seconds to wait for images; None waits for ever.
+        num_workers: processes that read images ahead of their use.
         offload: where what rests between steps lies: a folder, ``"cpu"``, or None.
         compile: steps run through ``torch.compile``.
 
@@ -71,6 +73,7 @@ class RunSettings:
     deterministic: bool = False
     max_skipped: int = 10
     loader_timeout: float | None = None
+    num_workers: int = 0
     offload: PathLike | None = None
     compile: bool = False
 
@@ -85,6 +88,7 @@ class RunSettings:
             ("compile", isinstance(self.compile, bool), "True or False"),
             ("keep", is_int(self.keep, 1), number),
             ("max_skipped", is_int(self.max_skipped, 1), number),
+            ("num_workers", is_int(self.num_workers, 0), "a whole number from 0"),
             (
                 "loader_timeout",
                 limit is None or (is_real(limit) and 0 < limit < math.inf),
@@ -129,20 +133,22 @@ def fit(
         ranks.copy_from_first_(module)
     identity = _identity(net, given, source, config, again) if settings.checkpoint_dir else {}
     checkpoints, found = _opened(settings, identity)
+    workers, timeout = settings.num_workers, settings.loader_timeout
     try:
-        learner = _learner(net, source, config, settings, places, found)
-        if found is not None:
-            with learner.whole(changed=True):
-                restore_(learner, found)
-        del found
-        with (
-            memory_kept(net.device) if settings.offload is None else nullcontext(),
-            deterministic_algorithms(settings.deterministic),
-            _preemption(checkpoints is not None or settings.checkpoint_dir is not None) as term,
-            _log(settings, learner) as log,
-        ):
-            after = _After(learner, settings, checkpoints, log, term, callback)
-            return learner.run(progress=progress and ranks.own() == 0, callback=after)
+        with Reader(source, config.seed, workers=workers, timeout=timeout) as reader:
+            learner = _learner(net, reader, config, settings, places, found)
+            if found is not None:
+                with learner.whole(changed=True):
+                    restore_(learner, found)
+            del found
+            with (
+                memory_kept(net.device) if settings.offload is None else nullcontext(),
+                deterministic_algorithms(settings.deterministic),
+                _preemption(settings.checkpoint_dir is not None) as term,
+                _log(settings, learner) as log,
+            ):
+                after = _After(learner, settings, checkpoints, log, term, callback)
+                return learner.run(progress=progress and ranks.own() == 0, callback=after)
     finally:
         modes_like(net.model, given)
 
@@ -220,17 +226,17 @@ def _opened(
 
 def _learner(
     net: GatedNet,
-    source: TaskSource,
+    reader: Reader,
     config: STAMPConfig,
     settings: RunSettings,
     places: Offload,
     found: Checkpoint | None,
 ) -> MetaLearner:
     """Algorithm 1, line 1: what is known before the first iteration."""
-    fitted_heads = isinstance(source, LoaderTasks) and net.task.classifies
+    fitted_heads = isinstance(reader.source, LoaderTasks) and net.task.classifies
     keep = restored_keep(found)
     if found is None and not fitted_heads and (config.warm_start or config.weight_steps):
-        scores = _scores(net, source)
+        scores = _scores(net, reader)
         keep = torch.stack([keep_by_rank(one, net) for one in scores])
         if config.warm_start:
             warm_start_on_tasks(net, scores)
@@ -241,24 +247,26 @@ def _learner(
         )
     return MetaLearner(
         net,
-        source,
+        reader,
         config,
         find_head(net.model, net.graph),
         fitted_heads,
         keep,
         max_skipped=settings.max_skipped,
-        loader_timeout=settings.loader_timeout,
         places=places,
         compile=settings.compile,
     )
 
 
-def _scores(net: GatedNet, source: TaskSource) -> Tensor:
+def _scores(net: GatedNet, reader: Reader) -> Tensor:
     """Taylor scores ``(T, C)`` of tasks, each on the rank whose share it is."""
-    state = source.state_dict()
-    drawn = draw(source, _WARM_TASKS)
-    source.load_state_dict(state)
-    own = {i: task_scores(net, [drawn[i].read()])[0].cpu() for i in ranks.mine(len(drawn))}
+    with numbered_streams(reader.seed, net.device):
+        with Draws(reader, _WARM_TASKS, 0) as draws:
+            drawn = draws.of(0)
+        mine = ranks.mine(len(drawn))
+        pieces = (Piece((i, 7), drawn[i].read) for i in mine)
+        tasks = reader.stream(pieces, "the images of a task")
+        own = {i: task_scores(net, [task])[0].cpu() for i, task in zip(mine, tasks, strict=True)}
     merged = {i: scores for part in ranks.gathered("scores", own) for i, scores in part.items()}
     return torch.stack([merged[i] for i in range(len(drawn))]).to(net.device)
 

@@ -169,10 +169,15 @@ def within(seconds: float | None, read: Callable[[], T], what: str) -> T:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        raise LoaderTimeoutError(
-            f"{what} did not come within {seconds:g} seconds: see whether the disk or the loader's "
-            "workers hang, or raise loader_timeout"
-        )
+        raise late(what, seconds)
     if failed:
         raise failed[0]
     return found[0]
+
+
+def late(what: str, seconds: float) -> LoaderTimeoutError:
+    """The error of something that did not come in time; ``what`` begins the message."""
+    return LoaderTimeoutError(
+        f"{what} did not come within {seconds:g} seconds: see whether the disk or the loader's "
+        "workers hang, or raise loader_timeout"
+    )

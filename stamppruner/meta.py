@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,22 +25,21 @@ from stamppruner.guards import (
     finite,
     first_not_finite,
     memory_named,
-    within,
 )
 from stamppruner.heads import borrowed_parameters, fit_ridge_, head_inputs, new_head
 from stamppruner.history import History
 from stamppruner.offload import NOWHERE, Offload
 from stamppruner.progress import bar
 from stamppruner.randomness import numbered_streams
+from stamppruner.reading import Draws, Piece, Reader
 from stamppruner.slimmable import SlimmableTraining
-from stamppruner.tasks import Task, TaskSampler, TaskSource, draw
+from stamppruner.tasks import Task, TaskSampler, TaskSource
 
 Callback = Callable[[int, dict[str, float]], None]
 """Called after every iteration with its number and figures."""
 
 _RECALIBRATION_TASKS = 8
 
-T = TypeVar("T")
 Streams = Callable[..., None]
 
 
@@ -60,7 +59,7 @@ class MetaLearner:
 
     Attributes:
         net: phi; changed in place.
-        source: draws tasks; the same on all ranks.
+        reader: of a source that draws tasks, the same on all ranks.
         config: settings.
         head: name of the classification head, None if there is not a single one.
         fitted_heads: fit a head for every task in closed form, for tasks whose labels are not
@@ -68,7 +67,6 @@ class MetaLearner:
         task_keep: ``(T, num_channels)`` keep probabilities of reference tasks; given them and a
             :class:`~stamppruner.TaskSampler`, W is trained under masks in every iteration.
         max_skipped: steps in a row that may be left out because their loss is not finite.
-        loader_timeout: most seconds to wait for a task or a minibatch; None waits for ever.
         places: where what rests between steps lies.
         compile: masked passes are those of ``torch.compile``.
         history: a row for every iteration done.
@@ -76,13 +74,12 @@ class MetaLearner:
     """
 
     net: GatedNet
-    source: TaskSource
+    reader: Reader
     config: STAMPConfig
     head: str | None
     fitted_heads: bool
     task_keep: Tensor | None = None
     max_skipped: int = 10
-    loader_timeout: float | None = None
     places: Offload = NOWHERE
     compile: bool = False
     history: History = field(default_factory=History)
@@ -103,19 +100,29 @@ class MetaLearner:
             self.net.model, self.net.graph, floor=config.floor, round_to=config.round_to
         )
         self._kl_weight = config.kl_scale / self.source.num_images
+        self._draws = Draws(self.reader, config.tasks_per_iteration, 0)
+        self._tasks: Iterator[Task] = iter(())
         if self.task_keep is None or not isinstance(self.source, TaskSampler):
             return
         if config.weight_steps and self.net.weights():
             self.slimmable = SlimmableTraining(
                 self.net,
-                self.source,
+                self.reader,
                 self._chooser,
                 self.task_keep,
                 config,
                 max_skipped=self.max_skipped,
-                loader_timeout=self.loader_timeout,
                 places=self.places,
             )
+
+    @property
+    def source(self) -> TaskSource:
+        """Of the tasks."""
+        return self.reader.source
+
+    def source_state(self) -> dict[str, Any]:
+        """Where the source stands after the last iteration done, whatever is drawn ahead."""
+        return self._draws.state
 
     @contextmanager
     def whole(self, *, changed: bool) -> Iterator[None]:
@@ -152,10 +159,13 @@ class MetaLearner:
             compiling_named(),
             self.net.compiled(self.compile),
             numbered_streams(config.seed, self.net.device) as streams,
+            Draws(self.reader, config.tasks_per_iteration, first) as self._draws,
         ):
+            self._tasks = self.reader.stream(self._pieces(todo), "the images of a task")
             for i in shown:
                 before = self.images
                 figures = self._iteration(i, streams)
+                self._draws.over(i)
                 self.history.add(iteration=i, **figures)
                 shown.set_postfix(
                     {k: f"{v:.3g}" for k, v in figures.items() if k != "skipped" or v}
@@ -165,6 +175,13 @@ class MetaLearner:
                     callback(i, figures)
             self._recalibrate()
         return self.history
+
+    def _pieces(self, iterations: range) -> Iterator[Piece]:
+        """This rank's tasks, as they are asked for."""
+        for i in iterations:
+            drawn = self._draws.of(i)
+            for j in ranks.mine(len(drawn)):
+                yield Piece((i, 1, j), drawn[j].read)
 
     def _iteration(self, i: int, streams: Streams) -> Figures:
         """Lines 3 to 8: one outer step, and the steps under masks that follow it."""
@@ -200,15 +217,14 @@ class MetaLearner:
         sums.send()
         rows: dict[int, Figures] = {}
         bad: dict[int, str] = {}
-        streams(i, 0)
-        drawn = self._read(lambda: draw(self.source, config.tasks_per_iteration))  # line 3
+        drawn = self._draws.of(i)  # line 3
         for j, one in enumerate(drawn):  # line 4
             mask = self._mask(i)
             if j not in ranks.mine(len(drawn)):
                 mask.skip(one.minibatches(config.minibatch_size))
                 continue
-            streams(i, 1, j)
-            task = self._read(one.read).to(self.net.device)  # line 5
+            task = next(self._tasks).to(self.net.device)  # line 5
+            streams(i, 5, j)
             try:
                 rows[j], where = self._inner(task, mask, rate)  # line 6
                 if where is not None:
@@ -238,16 +254,17 @@ class MetaLearner:
         good = [rows[j] for j in sorted(rows) if j not in bad] or list(rows.values())
         return {name: float(np.mean([row[name] for row in good])) for name in good[0]}
 
-    def _read(self, read: Callable[[], T]) -> T:
-        return within(self.loader_timeout, read, "the images of a task")
-
     def _recalibrate(self) -> None:
         """Batch-norm statistics of the whole network under the weights just learned."""
-        drawn = self._read(lambda: draw(self.source, _RECALIBRATION_TASKS))
+        number = self.config.iterations
+        with Draws(self.reader, _RECALIBRATION_TASKS, number) as draws:
+            drawn = draws.of(number)
+            draws.over(number)
+        pieces = (Piece((j, 6), one.read) for j, one in enumerate(drawn))
         size = max(2, self.config.minibatch_size)
         with reestimated_statistics(self.net.model), torch.no_grad():
-            for one in drawn:
-                for images, _ in self._read(one.read).minibatches(size):
+            for task in self.reader.stream(pieces, "the images of a task"):
+                for images, _ in task.minibatches(size):
                     self.net.model(images.to(self.net.device))
 
     def _inner(self, task: Task, mask: Mask, rate: float) -> tuple[Figures, str | None]:

@@ -157,6 +157,7 @@ class STAMPPruner:
         deterministic: bool = False,
         max_skipped: int = 10,
         loader_timeout: float | None = None,
+        num_workers: int = 0,
         offload: PathLike | None = None,
         compile: bool = False,
     ) -> STAMPPruner:
@@ -180,6 +181,8 @@ class STAMPPruner:
             deterministic: use torch's deterministic algorithms alone.
             max_skipped: steps are left out where the loss is not finite, but not more in a row.
             loader_timeout: most seconds to wait for the images of a task; None waits for ever.
+            num_workers: processes that read images ahead of their use, for data sets that decode
+                or augment them one by one; the same images for any number.
             offload: where averages of gradients, the teacher and the copies of parameters that an
                 iteration needs lie between its steps: ``"cpu"`` for a model on a GPU, or a folder
                 on a disk. It saves seven times the memory of the parameters.
@@ -209,6 +212,7 @@ class STAMPPruner:
             deterministic,
             max_skipped,
             loader_timeout,
+            num_workers,
             offload,
             compile,
         )

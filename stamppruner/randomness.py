@@ -9,9 +9,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
+
+
+def set_streams(seed: int, *numbers: int) -> None:
+    """Set all global streams by numbers."""
+    low, high = np.random.SeedSequence([seed, *numbers]).generate_state(2, np.uint32).tolist()
+    torch.manual_seed((high << 32 | low) & (2**63 - 1))
+    random.seed(low)
+    np.random.seed(low)  # noqa: NPY002 (the users' data sets draw from it)
 
 
 @contextmanager
@@ -26,19 +35,12 @@ def numbered_streams(seed: int, device: torch.device) -> Iterator[Callable[..., 
         ...     bool((first == torch.rand(2)).all())
         True
     """
-
-    def at(*numbers: int) -> None:
-        low, high = np.random.SeedSequence([seed, *numbers]).generate_state(2, np.uint32).tolist()
-        torch.manual_seed((high << 32 | low) & (2**63 - 1))
-        random.seed(low)
-        np.random.seed(low)  # noqa: NPY002 (the users' data sets draw from it)
-
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     devices = [device] if device.type != "cpu" else []
     kind = device.type if devices else "cuda"
     try:
         with torch.random.fork_rng(devices, device_type=kind):
-            yield at
+            yield partial(set_streams, seed)
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002

@@ -9,8 +9,10 @@ the same for all data).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from operator import methodcaller
 
 import numpy as np
 import torch
@@ -25,11 +27,12 @@ from stamppruner.evidence import running_statistics
 from stamppruner.finetune import warm_cosine
 from stamppruner.gated import GatedNet
 from stamppruner.gradients import add_gradients_, moments, use_gradients_, wide
-from stamppruner.guards import Skips, finite, first_not_finite, within
+from stamppruner.guards import Skips, finite, first_not_finite
 from stamppruner.offload import NOWHERE, Offload
+from stamppruner.reading import Piece, Reader
 from stamppruner.shared_batch import shared_batch
 from stamppruner.tasks import TaskSampler
-from stamppruner.tasks.labelled import IntArray, fetch_images
+from stamppruner.tasks.labelled import IntArray
 from stamppruner.taught import Taught
 
 _WHOLE_EVERY = 4
@@ -53,13 +56,12 @@ class SlimmableTraining:
     Args:
         net: its weights are changed in place; it must be the backbone still, which is copied as
             the teacher.
-        source: labels are the model's outputs.
+        reader: of a sampler whose labels are the model's outputs.
         chooser: of the network.
         keep: ``(T, num_channels)`` keep probabilities by the evidence of T reference tasks; masks
             mix them with the posterior's prior in any proportion.
         config: settings.
         max_skipped: steps in a row that may be left out because their loss is not finite.
-        loader_timeout: most seconds to wait for images; None waits for ever.
         places: where the teacher and momentum are between calls of :meth:`run`.
 
     Attributes:
@@ -73,26 +75,26 @@ class SlimmableTraining:
     def __init__(
         self,
         net: GatedNet,
-        source: TaskSampler,
+        reader: Reader,
         chooser: Chooser,
         keep: Tensor,
         config: STAMPConfig,
         *,
         max_skipped: int = 10,
-        loader_timeout: float | None = None,
         places: Offload = NOWHERE,
     ) -> None:
-        self.net, self.source, self.chooser, self.config = net, source, chooser, config
+        self.net, self.reader, self.chooser, self.config = net, reader, chooser, config
         self.keep = keep.cpu().double().numpy()
         self.total = config.iterations * config.weight_steps
         self.done = 0
         self.skips = Skips(
             min(max_skipped, max(1, self.total)), f"lower weight_lr={config.weight_lr}"
         )
-        self._loader_timeout = loader_timeout
         self.random = np.random.default_rng([config.seed, 1])
         self.teacher = copy.deepcopy(net.model)
         self._taught: Taught | None = None
+        self._batches: Iterator[tuple[Tensor, Tensor]] | None = None
+        source = self.source
         again = self.total * config.weight_batch >= source.num_images  # images come, on the mean
         self._to_ask = again and source.transform is None
         self.optimizer = torch.optim.SGD(
@@ -103,6 +105,13 @@ class SlimmableTraining:
         own = [p for p in self.teacher.parameters() if p.untyped_storage().data_ptr() not in used]
         self._teacher = places.resting(lambda: own)
         self._teacher.send()
+
+    @property
+    def source(self) -> TaskSampler:
+        """What minibatches are drawn from."""
+        source = self.reader.source
+        assert isinstance(source, TaskSampler)
+        return source
 
     @contextmanager
     def whole(self, *, changed: bool) -> Iterator[None]:
@@ -132,21 +141,17 @@ class SlimmableTraining:
         weights = net.weights()
         parts = self._parts()
         if self._to_ask:
-            streams(0, 4)
             with self._teacher.here(changed=False):
                 self._taught, self._to_ask = self._asked(), False
         with ranks.all_ready("minibatch"):
-            batches = []
-            for number, _, rows in parts:
-                streams(self.done, 3, number)
-                batches.append(self._read(rows))
+            batches = [self._next() for _ in parts]
         one = config.weight_parts == 1  # shared by all ranks
         whole = torch.zeros((), dtype=wide(weights[0]), device=net.device)
         totals = [] if one else [torch.zeros_like(p, dtype=wide(p)) for p in weights]
         bad: list[str] = []
         self.optimizer.zero_grad()
         net.model.train()
-        for (number, mask, _), (images, labels, taught) in zip(parts, batches, strict=True):
+        for (number, mask), (images, labels, taught) in zip(parts, batches, strict=True):
             streams(self.done, 2, number)
             with frozen_statistics(net.model):
                 with self._shared() if one else nullcontext():
@@ -182,19 +187,24 @@ class SlimmableTraining:
         with eager, shared_batch(self.net.model):
             yield
 
-    def _parts(self) -> list[tuple[int, Tensor | None, slice]]:
-        """Numbers, masks and rows of this rank's parts of a minibatch.
+    def _parts(self) -> list[tuple[int, Tensor | None]]:
+        """Numbers and masks of this rank's parts of a minibatch.
 
         Masks are drawn for those of all ranks.
         """
-        number, size = self.config.weight_parts, self.config.weight_batch
+        number = self.config.weight_parts
         places = range(self.done * number, (self.done + 1) * number)
         masks = [None if place % _WHOLE_EVERY == 0 else self._mask() for place in places]
         masks = [None if mask is None else mask.to(self.net.device) for mask in masks]
+        return [(k, masks[k if number > 1 else 0]) for k, _ in self._rows()]
+
+    def _rows(self) -> list[tuple[int, slice]]:
+        """Numbers and rows of this rank's parts of a minibatch."""
+        number, size = self.config.weight_parts, self.config.weight_batch
         if number == 1:
-            return [(ranks.own(), masks[0], ranks.part(size))]
+            return [(ranks.own(), ranks.part(size))]
         ends = [round(size * part / number) for part in range(number + 1)]
-        return [(k, masks[k], slice(ends[k], ends[k + 1])) for k in ranks.mine(number)]
+        return [(k, slice(ends[k], ends[k + 1])) for k in ranks.mine(number)]
 
     def _loss(
         self, images: Tensor, labels: Tensor, taught: Tensor | None, mask: Tensor | None
@@ -211,25 +221,26 @@ class SlimmableTraining:
 
     def _asked(self) -> Taught:
         """The teacher's logits of all images of the reference."""
-        source = self.source
-        positions = np.sort(np.concatenate(list(source.by_class.values())))
+        positions = np.sort(np.concatenate(list(self.source.by_class.values())))
+        count = itertools.count()
 
-        def read(part: IntArray) -> Tensor:
-            return within(
-                self._loader_timeout,
-                lambda: fetch_images(source.dataset, part, "TaskSampler"),
-                "images of the reference",
-            )
+        def read(groups: Sequence[IntArray]) -> Iterator[Tensor]:
+            pieces = (Piece((next(count), 4), methodcaller("images_at", g)) for g in groups)
+            return self.reader.stream(pieces, "images of the reference")
 
         return Taught(self._answer, read, positions, self.config.weight_batch)
 
-    def _read(self, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Rows of the next minibatch, and the teacher's logits if known, on the net's device."""
-        images, labels = within(
-            self._loader_timeout,
-            lambda: self.source.minibatch(self.done, self.config.weight_batch, rows),
-            "a minibatch of the reference",
-        )
+    def _next(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """This rank's part of a minibatch, and the teacher's logits if known, on the device."""
+        if self._batches is None:
+            size, steps = self.config.weight_batch, range(self.done, self.total)
+            pieces = (
+                Piece((step, 3, number), methodcaller("minibatch", step, size, rows))
+                for step in steps
+                for number, rows in self._rows()
+            )
+            self._batches = self.reader.stream(pieces, "a minibatch of the reference")
+        images, labels = next(self._batches)
         device, taught = self.net.device, None if self._taught is None else self._taught(images)
         return images.to(device), labels.to(device), None if taught is None else taught.to(device)
 

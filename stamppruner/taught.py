@@ -7,7 +7,7 @@ and on whichever rank, they are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ class Taught:
 
     Args:
         answer: of the teacher, to images ``(B, C, H, W)``.
-        read: gives the images at some positions of the data set.
+        read: yields the images at each of some groups of positions of the data set.
         positions: all of them.
         size: images in a group.
         limit: bytes that answers may take; there are none if they would take more.
@@ -33,7 +33,7 @@ class Taught:
     def __init__(
         self,
         answer: Callable[[Tensor], Tensor],
-        read: Callable[[IntArray], Tensor],
+        read: Callable[[Sequence[IntArray]], Iterator[Tensor]],
         positions: IntArray,
         size: int,
         *,
@@ -43,15 +43,15 @@ class Taught:
         self._row_of: dict[int, int] = {}
         self._answers: Tensor | None = None
         with ranks.all_ready("first images"):
-            first, again = read(groups[0]), read(groups[0])
+            first, again = read([groups[0]] * 2)
             outputs = answer(first[:1]).shape[1]
         augmented = digests(first) != digests(again)  # no image comes twice
         if ranks.any_of(augmented) or 4 * outputs * len(positions) > limit:
             return
         own: dict[int, tuple[list[int], Tensor]] = {}
         with ranks.all_ready("images of the teacher"):
-            for k in ranks.mine(len(groups)):
-                images = read(groups[k])
+            mine = ranks.mine(len(groups))
+            for k, images in zip(mine, read([groups[k] for k in mine]), strict=True):
                 own[k] = digests(images), answer(images).float().cpu()
         found = {k: one for part in ranks.gathered("answers", own) for k, one in part.items()}
         keys = [key for k in sorted(found) for key in found[k][0]]

@@ -240,7 +240,7 @@ def test_dead_gates_and_gates_that_ignore_the_set_are_warned_about(
 def test_images_of_a_source_of_loaders_are_read_one_task_at_a_time() -> None:
     source = LoaderTasks([dataset(8), [dataset(12).tensors]], 10)
     drawn = source.draw(4)
-    assert [one.length for one in drawn] == [len(one.read()) for one in drawn]
+    assert [one.length for one in drawn] == [len(one.read(source)) for one in drawn]
     source.load_state_dict({**source.state_dict(), "position": 0})
     for one, task in zip(drawn, source.tasks(4), strict=True):
-        assert torch.equal(one.read().images, task.images)
+        assert torch.equal(one.read(source).images, task.images)

@@ -22,6 +22,7 @@ from stamppruner.gated import GatedNet
 from stamppruner.heads import find_head
 from stamppruner.meta import MetaLearner, _decay
 from stamppruner.posteriors import BetaBernoulli
+from stamppruner.reading import Reader
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource
 
 SMALL = STAMPConfig(
@@ -44,7 +45,9 @@ def sampler(seed: int = 0) -> TaskSampler:
 
 def learner(net: GatedNet, source: TaskSource, config: STAMPConfig = SMALL) -> MetaLearner:
     head = find_head(net.model, net.graph)
-    return MetaLearner(net, source, config, head, isinstance(source, LoaderTasks))
+    return MetaLearner(
+        net, Reader(source, config.seed), config, head, isinstance(source, LoaderTasks)
+    )
 
 
 class Fixed:

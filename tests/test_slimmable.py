@@ -16,6 +16,7 @@ from stamppruner.encoders import DeepSets
 from stamppruner.errors import DataError
 from stamppruner.gated import GatedNet
 from stamppruner.posteriors import BetaBernoulli
+from stamppruner.reading import Reader
 from stamppruner.slimmable import SlimmableTraining, distillation
 
 CONFIG = STAMPConfig(
@@ -36,7 +37,7 @@ def training(backbone, config=CONFIG):
     net = GatedNet(model, graph, BetaBernoulli(graph.num_channels), DeepSets(3, seed=0))
     keep = torch.rand(3, graph.num_channels, generator=torch.Generator().manual_seed(0))
     source = TaskSampler(dataset(16), 3, 8)
-    return SlimmableTraining(net, source, Chooser(model, graph), keep, config)
+    return SlimmableTraining(net, Reader(source, config.seed), Chooser(model, graph), keep, config)
 
 
 def loss_under_masks(run):

@@ -100,7 +100,9 @@ def test_answers_that_take_too_much_are_not_kept() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
 
     def made(limit: int) -> Taught:
-        return Taught(net, lambda part: images[part], np.arange(10), 4, limit=limit)
+        return Taught(
+            net, lambda groups: (images[g] for g in groups), np.arange(10), 4, limit=limit
+        )
 
     with torch.no_grad():
         assert made(199)(images) is None

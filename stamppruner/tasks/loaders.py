@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ class LoaderTasks:
         positions = range(self.position, self.position + n)
         self.position += n
         return [
-            DrawnTask(self._size(self._source_at(position)), partial(self._read, position))
+            DrawnTask(self._size(self._source_at(position)), methodcaller("_read", position))
             for position in positions
         ]
 

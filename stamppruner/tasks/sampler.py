@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from numbers import Integral
+from operator import methodcaller
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -98,7 +99,7 @@ class TaskSampler:
         Raises:
             DataError: ``n`` is below 1, or images are not finite floating point of one shape.
         """
-        return [drawn.read() for drawn in self._drawn(iteration, n)]
+        return [drawn.read(self) for drawn in self._drawn(iteration, n)]
 
     def minibatch(self, step: int, size: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Images ``(size, C, H, W)`` of all classes, and their labels in the dataset ``(size,)``.
@@ -115,6 +116,14 @@ class TaskSampler:
         indices = np.array([rng.choice(self.by_class[c]) for c in labels.tolist()])
         images = self._images(indices, labels, self._transform_seed(rng), part)
         return images, torch.from_numpy(labels)[part]
+
+    def images_at(self, indices: IntArray) -> Tensor:
+        """Images ``(B, C, H, W)`` at these places of the dataset, without the transform.
+
+        Raises:
+            DataError: items that are not pairs with a tensor, or tensors of unequal shapes.
+        """
+        return fetch_images(self.dataset, indices, "TaskSampler")
 
     def state_dict(self) -> dict[str, Any]:
         """Settings and the number of calls so far, JSON-able."""
@@ -142,17 +151,15 @@ class TaskSampler:
         return [self._choose(classes, rng) for classes in self._partition(n, rng)]
 
     def _choose(self, classes: IntArray, rng: np.random.Generator) -> DrawnTask:
-        chosen = [rng.choice(self.by_class[c], self.shots, replace=False) for c in classes.tolist()]
+        found = [rng.choice(self.by_class[c], self.shots, replace=False) for c in classes.tolist()]
         order = rng.permutation(self.ways * self.shots)
-        indices = np.concatenate(chosen)[order]
-        seed = self._transform_seed(rng)
+        indices = np.concatenate(found)[order]
+        chosen = indices, order // self.shots, classes, self._transform_seed(rng)
+        return DrawnTask(len(order), methodcaller("_read", *chosen))
 
-        def read() -> Task:
-            images = self._images(indices, classes[order // self.shots], seed)
-            labels = torch.from_numpy(order // self.shots)
-            return Task(images, labels, tuple(classes.tolist()))
-
-        return DrawnTask(len(order), read)
+    def _read(self, indices: IntArray, labels: IntArray, classes: IntArray, seed: int) -> Task:
+        images = self._images(indices, classes[labels], seed)
+        return Task(images, torch.from_numpy(labels), tuple(classes.tolist()))
 
     def _transform_seed(self, rng: np.random.Generator) -> int:
         return 0 if self.transform is None else int(rng.integers(2**62))
@@ -161,7 +168,7 @@ class TaskSampler:
         self, indices: IntArray, classes: IntArray, seed: int, part: slice = slice(None)
     ) -> Tensor:
         read = part if self.transform is None else slice(None)  # it may treat images together
-        images = fetch_images(self.dataset, indices[read], "TaskSampler")
+        images = self.images_at(indices[read])
         check_drawn(images, classes[read], indices[read], "TaskSampler")
         if self.transform is None:
             return images

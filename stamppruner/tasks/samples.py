@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class SampleTasks:
 
     def tasks(self, n: int) -> list[Task]:
         """The next ``n`` tasks. Raises DataError if ``n`` is below 1, or for unusable images."""
-        return [drawn.read() for drawn in self.draw(n)]
+        return [drawn.read(self) for drawn in self.draw(n)]
 
     def draw(self, n: int) -> list[DrawnTask]:
         """The next ``n`` tasks, chosen and not read."""
@@ -57,7 +57,7 @@ class SampleTasks:
         return [
             DrawnTask(
                 min(self.size, self.lengths[self._source_at(position)]),
-                partial(self._read, position),
+                methodcaller("_read", position),
             )
             for position in positions
         ]

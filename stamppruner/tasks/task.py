@@ -63,11 +63,12 @@ class DrawnTask:
 
     Attributes:
         length: number of its images.
-        read: gives the task.
+        read: gives the task from the source that drew it, or a copy of that; can be pickled if the
+            source is to be read by workers.
     """
 
     length: int
-    read: Callable[[], Task]
+    read: Callable[[Any], Task]
 
     def minibatches(self, size: int) -> int:
         """How many minibatches of a size the task will have."""
@@ -107,14 +108,14 @@ class TaskSource(Protocol):
 
 
 def draw(source: TaskSource, n: int) -> list[DrawnTask]:
-    """The next ``n`` tasks of a source, read one by one where the source can do that."""
+    """The next ``n`` tasks of a source, to be read one by one where it has a ``draw(n)``."""
     own: Callable[[int], list[DrawnTask]] | None = getattr(source, "draw", None)
     if own is not None:
         return own(n)
     return [DrawnTask(len(task), partial(_itself, task)) for task in source.tasks(n)]
 
 
-def _itself(task: Task) -> Task:
+def _itself(task: Task, _source: Any) -> Task:
     return task
 
 
