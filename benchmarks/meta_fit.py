@@ -5,21 +5,24 @@
     python benchmarks/meta_fit.py throughput    # images a second of meta_fit against plain training
     python benchmarks/meta_fit.py memory        # peak memory of both, in processes of their own
     python benchmarks/meta_fit.py growth        # over tasks, images, width, depth and image size
+    python benchmarks/meta_fit.py reading       # photographs that workers read ahead
     python benchmarks/meta_fit.py ranks         # one process against two, one thread each
     python benchmarks/meta_fit.py paper         # 2,000 iterations x 10 tasks x 5 minibatches of 128
     python benchmarks/meta_fit.py all [--quick] [--device cuda]
 
 Random weights and images, one thread. Kinds of steps take turns, and the least of their times
 counts; on the CPU these are seconds of the process, which other programs hardly change, except in
-``ranks``, which needs a quiet machine. The plain step has the same optimizer. Every section is
-written to ``benchmarks/results/meta-fit.json`` when it is done; ``python benchmarks/tables.py``
-makes the page and the picture from it. ``--quick`` is for trying it out.
+``reading`` and ``ranks``, which need a quiet machine. The plain step has the same optimizer. Every
+section is written to ``benchmarks/results/meta-fit.json`` when it is done;
+``python benchmarks/tables.py`` makes the page and the picture from it. ``--quick`` is for trying
+it out.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import re
 import subprocess
@@ -34,7 +37,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
+from torchvision.io import decode_jpeg, encode_jpeg
+from torchvision.transforms import v2
 
 from stamppruner import STAMPConfig, STAMPPruner, TaskSampler, objective
 from stamppruner.batchnorm import frozen_statistics
@@ -372,6 +377,48 @@ def _slope(one: tuple[float, float], two: tuple[float, float]) -> float:
     return y / x
 
 
+class Photographs(Dataset[tuple[Tensor, int]]):
+    """Random pictures as JPEG, cropped and mirrored at random when they are read."""
+
+    def __init__(self, number: int) -> None:
+        pictures = torch.rand(number, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        pictures = F.interpolate(pictures, (128, 128), mode="bicubic").clamp(0, 1)
+        self.files = [encode_jpeg(picture) for picture in (255 * pictures).byte()]
+        self.targets = torch.arange(number) % CLASSES
+        self.transform = v2.Compose(
+            [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, True)]
+        )
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(decode_jpeg(self.files[index])), int(self.targets[index])
+
+
+def reading(bench: Bench) -> Iterator[Record]:
+    """Seconds of an iteration where images are decoded and augmented, by the wall clock.
+
+    As multiples of those with images in memory.
+    """
+    config = fit_config(bench, iterations=3, weight_steps=10)
+    photographs, found = Photographs(CLASSES * config.shots), {}
+    whole = TensorDataset(*images(CLASSES * config.shots))
+    for workers in (None, 0, 1, 2):
+        data: Dataset[Any] = whole if workers is None else photographs
+        marks: list[float] = []
+        pruner_of(vgg19(CLASSES, width=0.25).to(bench.device), config).meta_fit(
+            TaskSampler(data, 10, config.shots), progress=False, num_workers=workers or 0,
+            callback=lambda *_, marks=marks: marks.append(time.perf_counter()),
+        )  # fmt: skip
+        found[workers] = min(b - a for a, b in itertools.pairwise(marks))
+        yield {
+            "net": "vgg19", "width": 0.25, "images": "memory" if workers is None else "JPEG",
+            "workers": workers or 0, "seconds": found[workers],
+            "ratio": found[workers] / found[None],
+        }  # fmt: skip
+
+
 def ranks(bench: Bench) -> Iterator[Record]:
     """Iterations a second of two processes against one, by the wall clock.
 
@@ -431,6 +478,7 @@ SECTIONS = {
     "throughput": throughput,
     "memory": memory,
     "growth": growth,
+    "reading": reading,
     "ranks": ranks,
     "paper": paper,
 }

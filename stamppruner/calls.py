@@ -100,17 +100,26 @@ def copied_module(model: nn.Module, *, weights: bool = True) -> nn.Module:
     """A copy of the model; without weights it shares those of its mixing layers.
 
     Raises:
-        UnsupportedModelError: it cannot be copied.
+        UnsupportedModelError: it cannot be copied, or its copy has parts of the model itself.
     """
+    mixing = [] if weights else [m for m in model.modules() if layers.is_mixing(m)]
+    found = [m._parameters.get("weight") for m in mixing]
+    shared = {id(w): w for w in found if w is not None}
     try:
-        mixing = [] if weights else [m for m in model.modules() if layers.is_mixing(m)]
-        shared = [m._parameters.get("weight") for m in mixing]
-        return copy.deepcopy(model, {id(w): w for w in shared if w is not None})
+        copied = copy.deepcopy(model, dict(shared))
     except (RuntimeError, TypeError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be copied ({error}): detach tensors that are kept as "
             "attributes, or replace old-style weight_norm by torch.nn.utils.parametrizations"
         ) from error
+    own = {id(part) for part in copied.modules()} | {id(part) for part in copied.parameters()}
+    for name, part in (*model.named_modules(), *model.named_parameters()):
+        if id(part) in own - shared.keys():
+            raise UnsupportedModelError(
+                f"{name!r} is not copied when {type(model).__name__} is (a __deepcopy__ gives it "
+                "again), and work on a copy would change the model: let it be copied"
+            )
+    return copied
 
 
 def record_calls(model: nn.Module, inputs: Inputs) -> Calls:

@@ -37,8 +37,8 @@ if dist.is_available():
 
 T = TypeVar("T")
 
-_BUCKET = 2**23
-"""Numbers that are summed over the ranks in one go, at most, unless a tensor has more."""
+_LARGE, _BUCKET = 2**18, 2**23
+"""Numbers from which on a tensor is sent where it is, and smaller ones are sent together."""
 
 
 def count() -> int:
@@ -214,10 +214,18 @@ def sum_(tensors: Sequence[torch.Tensor]) -> None:
     """Sum tensors over the ranks, in place; all ranks get the same bits."""
     if count() == 1:
         return
+    under_way = []
     for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.flatten() for tensor in bucket])
-        flat = flat.to(_device(flat))
-        dist.all_reduce(flat)
+        (first, *others), device = bucket, _device(bucket[0])
+        if others or first.device.type != device.type or not first.is_contiguous():
+            flat = torch.cat([tensor.flatten() for tensor in bucket]).to(device)
+        else:
+            flat = first
+        under_way.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+    for bucket, flat, work in under_way:
+        work.wait()
+        if flat is bucket[0]:
+            continue
         for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
             tensor.copy_(total.view(tensor.shape))
 
@@ -245,19 +253,21 @@ def average_statistics_(model: nn.Module) -> None:
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one dtype and device, together as large as they are sent."""
+    """Tensors of one dtype and device that are sent together; large ones by themselves."""
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         bucket: list[torch.Tensor] = []
-        size = 0
         for tensor in tensors:
             if (tensor.dtype, tensor.device) != kind:
                 continue
-            if bucket and size + tensor.numel() > _BUCKET:
-                yield bucket
-                bucket, size = [], 0
+            if tensor.numel() >= _LARGE:
+                yield [tensor]
+                continue
             bucket.append(tensor)
-            size += tensor.numel()
-        yield bucket
+            if sum(t.numel() for t in bucket) >= _BUCKET:
+                yield bucket
+                bucket = []
+        if bucket:
+            yield bucket
 
 
 def check_same(what: str, value: Any) -> None:

@@ -68,10 +68,12 @@ def trace_channels(
         >>> print(trace_channels(net, torch.zeros(1, 3, 9, 9)))
         8 removable channels in 1 groups (0 with equal blocks), 1 layers protected
     """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} is a TorchScript module: pass the Python model it was made of"
-        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = repr(name) if name else type(model).__name__
+            raise UnsupportedModelError(
+                f"{what} is a TorchScript module: pass the Python module it was made of"
+            )
     if any(hasattr(module, "_orig_mod") for module in model.modules()):
         raise UnsupportedModelError(
             f"{type(model).__name__} is, or holds, what torch.compile made: pass the module it was "
@@ -82,6 +84,13 @@ def trace_channels(
             f"{type(model).__name__} has lazy layers that have seen no input yet: run it on "
             "a batch first"
         )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.layout != torch.strided:
+            kind = str(tensor.layout).removeprefix("torch.")
+            raise UnsupportedModelError(
+                f"{name!r} is a {kind} tensor, which cannot be probed: make it an ordinary one "
+                "(to_dense())"
+            )
     check_no_nan(model)
     counted = bar(description="tracing", shown=progress, delay=2.0)
     with torch.inference_mode(False), torch.no_grad(), counted:

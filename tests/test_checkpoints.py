@@ -359,7 +359,7 @@ torch.set_num_threads(1)
 import runs
 from stamppruner.errors import PreemptedError
 
-folder, kills, wait = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+folder, kills, workers, wait = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), 2.0
 draw = random.Random(kills)
 wanted = runs.state(runs.fitted())
 torch.save(wanted, folder / "wanted.pt")
@@ -370,7 +370,10 @@ def child(place):
         (place / f"first-{os.getpid()}").touch()
     try:
         found = runs.state(
-            runs.fitted(checkpoint_dir=place / "points", checkpoint_minutes=0, callback=first)
+            runs.fitted(
+                checkpoint_dir=place / "points", checkpoint_minutes=0, num_workers=workers,
+                callback=first,
+            )
         )
         torch.save(found, place / "found.pt")
         os._exit(0)
@@ -423,12 +426,13 @@ print(json.dumps(ends))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
-def test_kills_at_random_moments(kills: int, tmp_path: Path) -> None:
+def test_kills_at_random_moments(kills: int, workers: int, tmp_path: Path) -> None:
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(Path(stamppruner.__file__).parents[1])])
     run = subprocess.run(
-        [sys.executable, "-c", KILLER, str(tmp_path), str(kills), "2.0"],
+        [sys.executable, "-c", KILLER, str(tmp_path), str(kills), str(workers)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

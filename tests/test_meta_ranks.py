@@ -106,6 +106,8 @@ def on_two(rank: int, folder: str) -> dict[str, Any]:
         "resumed": runs.state(parts(checkpoint_dir=points)),
         "term": failure(lambda: parts(checkpoint_dir=terms, callback=term(1, rank))),
         "logs": runs.state(parts(log_dir=f"{folder}/logs")),
+        "workers": runs.state(parts(num_workers=2)),
+        "offload": runs.state(parts(offload=f"{folder}/rests{rank}")),
         "errors": {
             "tasks": failure(lambda: torn(rank, 20)),
             "minibatch": failure(lambda: torn(rank, 36)),
@@ -216,6 +218,13 @@ def test_a_run_on_two_ranks_goes_on_there_and_in_one_process(two: Any, tmp_path:
     points = shutil.copytree(f"{two[0]['folder']}/terms", tmp_path / "terms")
     assert [path.name for path in points.iterdir()] == ["meta-fit-00000002.safetensors"]
     assert runs.same(runs.state(parts(checkpoint_dir=points)), wanted)
+
+
+@pytest.mark.parametrize("how", ["workers", "offload"])
+def test_workers_and_places_change_nothing_on_two_ranks(two: Any, how: str) -> None:
+    wanted = runs.state(parts())
+    for found in two:
+        assert runs.same(found[how], wanted)
 
 
 def test_rank_0_writes_the_log(two: Any) -> None:

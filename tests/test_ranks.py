@@ -105,11 +105,12 @@ def work(rank: int, folder: str) -> None:
 
 
 def numbers(rank: int) -> list[torch.Tensor]:
-    """Few and many, of two types; at the end, more than are sent at once."""
+    """Few and many, of two types, and some that are large; one is not contiguous."""
     generator = torch.Generator().manual_seed(rank)
-    shapes: list[tuple[int, ...]] = [(), (3, 4), (0,), (1000,), (2**14, 2)]
+    shapes: list[tuple[int, ...]] = [(), (3, 4), (0,), (1000,), (2**9, 2**10), (2**19,), (5,)]
     kinds = (torch.float32, torch.float64)
-    return [torch.randn(s, generator=generator, dtype=k) for s in shapes for k in kinds]
+    found = [torch.randn(s, generator=generator, dtype=k) for s in shapes for k in kinds]
+    return [*found, found[8].clone().T]
 
 
 def summed(rank: int) -> list[torch.Tensor]:

@@ -91,6 +91,50 @@ def test_a_scripted_model_is_refused():
         trace_channels(scripted, torch.zeros(1, 3, 8, 8))
 
 
+@pytest.mark.parametrize(
+    "compiled", [torch.jit.script, partial(torch.jit.trace, example_inputs=torch.zeros(1, 8, 6, 6))]
+)
+def test_a_scripted_part_is_named(compiled):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), compiled(nn.Conv2d(8, 8, 3)), nn.Conv2d(8, 4, 3))
+    with pytest.raises(UnsupportedModelError, match="'1' is a TorchScript module"):
+        trace_channels(model, torch.zeros(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter"])
+def test_sparse_values_are_named(kind):
+    model = seeded(plain)
+    sparse = torch.eye(8).to_sparse()
+    if kind == "buffer":
+        model[0].register_buffer("graph", sparse)
+    else:
+        model[0].graph = nn.Parameter(sparse)
+    with pytest.raises(UnsupportedModelError, match=r"'0\.graph' is a sparse_coo tensor.*to_dense"):
+        trace_channels(model, torch.zeros(1, 3, 8, 8))
+
+
+class Same(nn.Sequential):
+    """Its copy is itself."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Alike(nn.Sequential):
+    """Its copy is another module of the same parameters."""
+
+    def __deepcopy__(self, memo):
+        return nn.Sequential(*self)
+
+
+@pytest.mark.parametrize("kind", [Same, Alike])
+def test_a_part_whose_copy_shares_it_is_named_and_not_changed(kind):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), kind(nn.BatchNorm2d(8)), nn.Conv2d(8, 4, 3))
+    before = fingerprint(model)
+    with pytest.raises(UnsupportedModelError, match=r"'1.*' is not copied.*__deepcopy__"):
+        trace_channels(model, torch.zeros(1, 3, 8, 8))
+    same(before, fingerprint(model))
+
+
 def test_a_model_that_cannot_be_copied_is_refused():
     model = seeded(plain)
     model.kept = model[0][0].weight * 2  # not a leaf
