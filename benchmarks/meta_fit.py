@@ -378,44 +378,51 @@ def _slope(one: tuple[float, float], two: tuple[float, float]) -> float:
 
 
 class Photographs(Dataset[tuple[Tensor, int]]):
-    """Random pictures as JPEG, cropped and mirrored at random when they are read."""
+    """Random pictures of 256x256 pixels, cropped to 32x32 and mirrored at random.
 
-    def __init__(self, number: int) -> None:
-        pictures = torch.rand(number, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-        pictures = F.interpolate(pictures, (128, 128), mode="bicubic").clamp(0, 1)
-        self.files = [encode_jpeg(picture) for picture in (255 * pictures).byte()]
+    As JPEG, which is decoded when they are read, or small and in memory, and then mirrored alone.
+    """
+
+    def __init__(self, number: int, *, jpeg: bool) -> None:
+        self.number = number
+        pictures = torch.rand(500, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        large = F.interpolate(pictures, (256, 256), mode="bicubic").clamp(0, 1)
+        self.files = [encode_jpeg(picture) for picture in (255 * large).byte()] if jpeg else []
+        self.pictures = pictures
         self.targets = torch.arange(number) % CLASSES
-        self.transform = v2.Compose(
-            [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, True)]
-        )
+        self.crop = v2.Compose([v2.RandomResizedCrop(32), v2.ToDtype(torch.float32, scale=True)])
+        self.mirror = v2.RandomHorizontalFlip()
 
     def __len__(self) -> int:
-        return len(self.files)
+        return self.number
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(decode_jpeg(self.files[index])), int(self.targets[index])
+        place = index % len(self.pictures)
+        image = self.pictures[place]
+        if self.files:
+            image = self.crop(decode_jpeg(self.files[place]))
+        return self.mirror(image), int(self.targets[index])
 
 
 def reading(bench: Bench) -> Iterator[Record]:
-    """Seconds of an iteration where images are decoded and augmented, by the wall clock.
+    """Seconds of an iteration where images are decoded one by one, by the wall clock.
 
-    As multiples of those with images in memory.
+    As multiples of those with decoded images.
     """
-    config = fit_config(bench, iterations=3, weight_steps=10)
-    photographs, found = Photographs(CLASSES * config.shots), {}
-    whole = TensorDataset(*images(CLASSES * config.shots))
-    for workers in (None, 0, 1, 2):
-        data: Dataset[Any] = whole if workers is None else photographs
+    config = fit_config(bench, iterations=2 if bench.quick else 4, weight_steps=10)
+    decoded = 0.0
+    for jpeg, workers in ((False, 0), (True, 0), (True, 1), (True, 2)):
+        data = Photographs(CLASSES * config.shots, jpeg=jpeg)
         marks: list[float] = []
         pruner_of(vgg19(CLASSES, width=0.25).to(bench.device), config).meta_fit(
-            TaskSampler(data, 10, config.shots), progress=False, num_workers=workers or 0,
+            TaskSampler(data, 10, config.shots), progress=False, num_workers=workers,
             callback=lambda *_, marks=marks: marks.append(time.perf_counter()),
         )  # fmt: skip
-        found[workers] = min(b - a for a, b in itertools.pairwise(marks))
+        seconds = min(b - a for a, b in itertools.pairwise(marks))
+        decoded = decoded or seconds
         yield {
-            "net": "vgg19", "width": 0.25, "images": "memory" if workers is None else "JPEG",
-            "workers": workers or 0, "seconds": found[workers],
-            "ratio": found[workers] / found[None],
+            "net": "vgg19", "width": 0.25, "images": "JPEG" if jpeg else "decoded",
+            "workers": workers, "seconds": seconds, "ratio": seconds / decoded,
         }  # fmt: skip
 
 

@@ -177,9 +177,8 @@ def _reading(rows: list[Row]) -> Section:
     ]
     text = (
         "Iterations of two tasks and ten steps under masks, by the wall clock, on a machine with "
-        "two cores. Pictures of 128x128 pixels are decoded, cropped to 32x32 and mirrored one by "
-        "one; the teacher of the steps under masks is then asked in every step, which it is not "
-        "for images in memory. The ratio is to these."
+        "two cores. Pictures are mirrored at random; those in JPEG of 256x256 pixels are decoded "
+        "and cropped to 32x32 before, one by one. The ratio is to pictures that are decoded."
     )
     return "Reading ahead", text, headers, cells
 
