@@ -28,7 +28,6 @@ from torch import multiprocessing
 
 from stamppruner.errors import ConfigError, DataError
 from stamppruner.guards import late, within
-from stamppruner.kinds import is_int
 from stamppruner.randomness import set_streams
 from stamppruner.tasks import DrawnTask, TaskSource, draw
 
@@ -65,8 +64,6 @@ class Reader:
     def __init__(
         self, source: TaskSource, seed: int, *, workers: int = 0, timeout: float | None = None
     ) -> None:
-        if not is_int(workers, 0):
-            raise ConfigError(f"num_workers={workers!r}: it must be a whole number from 0")
         if workers and not callable(getattr(source, "draw", None)):
             raise ConfigError(
                 f"num_workers={workers}: {type(source).__name__} has no draw(n), to choose tasks "
@@ -129,10 +126,10 @@ class Reader:
             return pool.submit(_read, piece)
         except BrokenProcessPool as error:
             raise _ended() from error
-        except (pickle.PicklingError, AttributeError, TypeError, OSError) as error:
+        except (pickle.PicklingError, AttributeError, TypeError, AssertionError, OSError) as error:
             raise ConfigError(
                 f"num_workers: no worker can be started with the reference ({error}); make it one "
-                "that can be pickled, or pass num_workers=0"
+                "that can be pickled, call this from no daemon, or pass num_workers=0"
             ) from error
 
     def _result(self, future: Future[Any], what: str) -> Any:
@@ -193,8 +190,8 @@ class Draws:
 
 def _ended() -> DataError:
     return DataError(
-        "a worker that reads images ended at once (killed, perhaps as memory ran out, or crashed): "
-        "lower num_workers, or pass num_workers=0"
+        "a worker that reads images ended at once (killed, perhaps as memory or /dev/shm ran out, "
+        "or crashed): lower num_workers, or pass num_workers=0"
     )
 
 

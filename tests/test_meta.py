@@ -258,7 +258,7 @@ def test_the_head_returns_after_an_error_inside_a_task() -> None:
     good = next(iter(LoaderTasks([dataset(8)], 4).tasks(1)))
     bad = Task(good.images[..., :1], good.labels, good.classes)  # too small to be pooled
     maker = learner(net, LoaderTasks([dataset(8)], 4))
-    maker.source = Fixed([bad])  # type: ignore[assignment]
+    maker.reader = Reader(Fixed([bad]), 0)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError):
         maker.run(progress=False, callback=None)
     assert net.model.classifier is head

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -352,8 +353,30 @@ def test_a_source_that_draws_and_reads_at_once_is_read_here() -> None:
 def test_bad_numbers_of_workers(number: Any) -> None:
     with pytest.raises(ConfigError, match=f"num_workers={number!r}.*whole number from 0"):
         fitted(num_workers=number)
-    with pytest.raises(ConfigError, match=f"num_workers={number!r}"):
-        Reader(Numbers(), 0, workers=number)
+
+
+def test_workers_of_another_thread() -> None:
+    there: list[Any] = []
+    thread = threading.Thread(target=lambda: there.extend(found(1, 3)))
+    thread.start()
+    thread.join()
+    assert [one[2] for one in there] == [one[2] for one in found(0, 3)]
+
+
+def in_daemon(folder: str) -> None:
+    try:
+        found(1, 3)
+    except ConfigError as error:
+        Path(folder, "error").write_text(str(error))
+
+
+def test_a_daemon_which_may_have_no_children_is_told(tmp_path: Path) -> None:
+    process = torch.multiprocessing.get_context().Process(
+        target=in_daemon, args=(str(tmp_path),), daemon=True
+    )
+    process.start()
+    process.join(60)
+    assert "call this from no daemon" in (tmp_path / "error").read_text()
 
 
 def spawning(monkeypatch: pytest.MonkeyPatch) -> None:
