@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stamppruner.errors import DataError
+from stamppruner.tasks.in_turn import InTurn
 from stamppruner.tasks.labelled import (
     IntArray,
     as_labels,
@@ -23,10 +23,10 @@ from stamppruner.tasks.labelled import (
     read_labels,
     stack_images,
 )
-from stamppruner.tasks.task import DrawnTask, Task, check_count, resumed_position
+from stamppruner.tasks.task import Task
 
 
-class LoaderTasks:
+class LoaderTasks(InTurn):
     """One task for each dataset or loader given, in a new random order each cycle.
 
     Args:
@@ -47,14 +47,8 @@ class LoaderTasks:
     """
 
     def __init__(self, sources: Iterable[Any], shots: int = 64, *, seed: int = 0) -> None:
-        self.sources = list(sources)
-        self.shots, self.seed = shots, seed
-        self.position = 0
-        if not self.sources or shots < 1 or seed < 0:
-            raise DataError(
-                f"LoaderTasks: {len(self.sources)} sources, shots {shots}, seed {seed}; "
-                "give at least one source, shots from 1 and a seed from 0"
-            )
+        super().__init__(sources, shots, seed, "shots")
+        self.shots = shots
         self.groups: list[dict[int, IntArray]] = []
         for index, source in enumerate(self.sources):
             where = f"LoaderTasks: source {index}"
@@ -77,40 +71,7 @@ class LoaderTasks:
         """Number of images over all sources."""
         return sum(len(found) for group in self.groups for found in group.values())
 
-    def tasks(self, n: int) -> list[Task]:
-        """The next ``n`` tasks. Raises DataError if ``n`` is below 1, or for unusable images."""
-        check_count(n)
-        drawn = [self._read(position) for position in range(self.position, self.position + n)]
-        self.position += n
-        return drawn
-
-    def draw(self, n: int) -> list[DrawnTask]:
-        """The next ``n`` tasks, chosen and not read."""
-        check_count(n)
-        positions = range(self.position, self.position + n)
-        self.position += n
-        return [
-            DrawnTask(self._size(self._source_at(position)), methodcaller("_read", position))
-            for position in positions
-        ]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Settings and the number of tasks so far, JSON-able."""
-        return {**self._settings(), "position": self.position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``. Raises DataError if it was taken under other settings."""
-        self.position = resumed_position(state, self._settings(), "position")
-
-    def _settings(self) -> dict[str, Any]:
-        sizes = {"sources": len(self.sources), "shots": self.shots}
-        return {"kind": "LoaderTasks", "seed": self.seed, **sizes}
-
-    def _source_at(self, position: int) -> int:
-        cycle, turn = divmod(position, len(self.sources))
-        return int(np.random.default_rng([self.seed, cycle]).permutation(len(self.sources))[turn])
-
-    def _size(self, which: int) -> int:
+    def _length_of(self, which: int) -> int:
         return sum(min(len(found), self.shots) for found in self.groups[which].values())
 
     def _read(self, position: int) -> Task:

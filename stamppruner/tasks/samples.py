@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from operator import methodcaller
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,12 @@ import torch
 from torch import Tensor
 
 from stamppruner.errors import DataError
+from stamppruner.tasks.in_turn import InTurn
 from stamppruner.tasks.labelled import batches, check_batch, is_map_style, pair
-from stamppruner.tasks.task import DrawnTask, Task, check_count, resumed_position
+from stamppruner.tasks.task import Task
 
 
-class SampleTasks:
+class SampleTasks(InTurn):
     """Samples of data sets, with targets of any kind; one task each, in turn.
 
     Args:
@@ -31,13 +31,8 @@ class SampleTasks:
     num_classes = 0
 
     def __init__(self, sources: Iterable[Any], size: int = 640, *, seed: int = 0) -> None:
-        self.sources = list(sources)
-        self.size, self.seed, self.position = size, seed, 0
-        if not self.sources or size < 1 or seed < 0:
-            raise DataError(
-                f"SampleTasks: {len(self.sources)} sources, size {size}, seed {seed}; give at "
-                "least one source, a size from 1 and a seed from 0"
-            )
+        super().__init__(sources, size, seed, "size")
+        self.size = size
         self.lengths = [_length(source, index) for index, source in enumerate(self.sources)]
 
     @property
@@ -45,38 +40,8 @@ class SampleTasks:
         """Number of images over all sources."""
         return sum(self.lengths)
 
-    def tasks(self, n: int) -> list[Task]:
-        """The next ``n`` tasks. Raises DataError if ``n`` is below 1, or for unusable images."""
-        return [drawn.read(self) for drawn in self.draw(n)]
-
-    def draw(self, n: int) -> list[DrawnTask]:
-        """The next ``n`` tasks, chosen and not read."""
-        check_count(n)
-        positions = range(self.position, self.position + n)
-        self.position += n
-        return [
-            DrawnTask(
-                min(self.size, self.lengths[self._source_at(position)]),
-                methodcaller("_read", position),
-            )
-            for position in positions
-        ]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Settings and the number of tasks so far, JSON-able."""
-        return {**self._settings(), "position": self.position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``. Raises DataError if it was taken under other settings."""
-        self.position = resumed_position(state, self._settings(), "position")
-
-    def _settings(self) -> dict[str, Any]:
-        sizes = {"sources": len(self.sources), "size": self.size}
-        return {"kind": "SampleTasks", "seed": self.seed, **sizes}
-
-    def _source_at(self, position: int) -> int:
-        cycle, turn = divmod(position, len(self.sources))
-        return int(np.random.default_rng([self.seed, cycle]).permutation(len(self.sources))[turn])
+    def _length_of(self, which: int) -> int:
+        return min(self.size, self.lengths[which])
 
     def _read(self, position: int) -> Task:
         which = self._source_at(position)
