@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,9 +117,14 @@ def adam(net: GatedNet, config: STAMPConfig, rate: float = 1.0) -> torch.optim.A
         (net.posterior.pi_parameters(), config.pi_lr),
         (net.theta(), config.theta_lr),
     ]
-    fused = all(p.device.type in _FUSED for p in net.parameters())
+    fused = can_be_fused(net.parameters())
     return torch.optim.Adam(
         [{"params": p, "lr": lr * rate, "initial_lr": lr} for p, lr in groups if p],
         foreach=not fused,
         fused=fused,
     )
+
+
+def can_be_fused(parameters: Iterable[Tensor]) -> bool:
+    """Whether PyTorch's optimizers have one kernel for a step with these parameters."""
+    return all(p.device.type in _FUSED for p in parameters)

@@ -97,13 +97,13 @@ class SlimmableTraining:
         source = self.source
         again = self.total * config.weight_batch >= source.num_images  # images come, on the mean
         self._to_ask = again and source.transform is None
+        fused = objective.can_be_fused(net.weights())
         self.optimizer = torch.optim.SGD(
-            net.weights(), config.weight_lr, momentum=0.9, nesterov=True, weight_decay=5e-4
-        )
+            net.weights(), config.weight_lr, momentum=0.9, nesterov=True, weight_decay=5e-4,
+            foreach=not fused, fused=fused,
+        )  # fmt: skip
         self._momentum = places.resting(lambda: moments(self.optimizer))
-        used = {p.untyped_storage().data_ptr() for p in net.model.parameters()}
-        own = [p for p in self.teacher.parameters() if p.untyped_storage().data_ptr() not in used]
-        self._teacher = places.resting(lambda: own)
+        self._teacher = places.resting(lambda: list(self.teacher.parameters()))
         self._teacher.send()
 
     @property

@@ -205,31 +205,3 @@ def test_the_users_model_is_left_alone(tmp_path: Path) -> None:
     pruner.meta_fit(runs.sampler(), progress=False, offload=tmp_path)
     after = model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-class Kept(nn.Module):
-    """Copies of a network share it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(3, 1, 1), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gain * x
-
-    def __deepcopy__(self, memo: Any) -> Kept:
-        return self
-
-
-def test_what_the_teacher_shares_with_the_network_stays(tmp_path: Path) -> None:
-    def fitted(**settings: Any) -> dict[str, Tensor]:
-        torch.manual_seed(0)
-        kept = Kept()
-        pruner = runs.STAMPPruner(
-            nn.Sequential(kept, runs.model()), torch.zeros(1, 3, 8, 8), config=ONCE
-        )
-        found = runs.state(pruner.meta_fit(runs.sampler(), progress=False, **settings))
-        assert nbytes([kept.gain]) == 12
-        return found
-
-    assert runs.same(fitted(), fitted(offload=tmp_path))

@@ -128,7 +128,20 @@ class Alike(nn.Sequential):
         return nn.Sequential(*self)
 
 
-@pytest.mark.parametrize("kind", [Same, Alike])
+class Buffers(nn.BatchNorm2d):
+    """Its copy has the same buffers."""
+
+    def __deepcopy__(self, memo):
+        made = nn.BatchNorm2d(self.num_features)
+        made.running_var = self.running_var
+        return made
+
+
+def buffers(inner):
+    return Buffers(inner.num_features)
+
+
+@pytest.mark.parametrize("kind", [Same, Alike, buffers])
 def test_a_part_whose_copy_shares_it_is_named_and_not_changed(kind):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), kind(nn.BatchNorm2d(8)), nn.Conv2d(8, 4, 3))
     before = fingerprint(model)
