@@ -87,7 +87,11 @@ def _starts(length: int, size: int) -> list[int]:
 
 @runtime_checkable
 class TaskSource(Protocol):
-    """Anything that draws tasks, and can be saved and resumed."""
+    """Anything that draws tasks, and can be saved and resumed.
+
+    One that also has ``draw(n)``, which gives as many :class:`DrawnTask`, is read task by task, and
+    by workers where that is asked for.
+    """
 
     @property
     def num_classes(self) -> int:
