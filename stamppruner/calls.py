@@ -112,9 +112,9 @@ def copied_module(model: nn.Module, *, weights: bool = True) -> nn.Module:
             f"{type(model).__name__} cannot be copied ({error}): detach tensors that are kept as "
             "attributes, or replace old-style weight_norm by torch.nn.utils.parametrizations"
         ) from error
-    own = {id(part) for _, part in _named_parts(copied)} - shared.keys()
-    for name, part in _named_parts(model):
-        if id(part) in own:
+    own = {id(tensor) for _, tensor in _named_tensors(copied)} - shared.keys()
+    for name, tensor in _named_tensors(model):
+        if id(tensor) in own:
             raise UnsupportedModelError(
                 f"{name!r} is not copied when {type(model).__name__} is (a __deepcopy__ gives it "
                 "again), and work on a copy would change the model: let it be copied"
@@ -122,8 +122,7 @@ def copied_module(model: nn.Module, *, weights: bool = True) -> nn.Module:
     return copied
 
 
-def _named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor]]:
-    yield from model.named_modules()
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
 

@@ -31,9 +31,10 @@ from stamppruner.meta_state import restore_, restored_keep, state_of
 from stamppruner.offload import Offload
 from stamppruner.preemption import Preemption, sigterm_noted
 from stamppruner.randomness import deterministic_algorithms, numbered_streams
-from stamppruner.reading import Draws, Piece, Reader
+from stamppruner.reading import Draws, Reader
 from stamppruner.tasks import LoaderTasks, Task, TaskSampler, TaskSource
 from stamppruner.warmstart import keep_by_rank, task_scores, warm_start_on_tasks
+from stamppruner.workers import Piece
 
 logger = logging.getLogger(__name__)
 
@@ -261,8 +262,7 @@ def _learner(
 def _scores(net: GatedNet, reader: Reader) -> Tensor:
     """Taylor scores ``(T, C)`` of tasks, each on the rank whose share it is."""
     with numbered_streams(reader.seed, net.device):
-        with Draws(reader, _WARM_TASKS, 0) as draws:
-            drawn = draws.of(0)
+        drawn = Draws(reader, _WARM_TASKS, 0).of(0)
         mine = ranks.mine(len(drawn))
         pieces = (Piece((i, 7), drawn[i].read) for i in mine)
         tasks = reader.stream(pieces, "the images of a task")

@@ -31,9 +31,10 @@ from stamppruner.history import History
 from stamppruner.offload import NOWHERE, Offload
 from stamppruner.progress import bar
 from stamppruner.randomness import numbered_streams
-from stamppruner.reading import Draws, Piece, Reader
+from stamppruner.reading import Draws, Reader
 from stamppruner.slimmable import SlimmableTraining
 from stamppruner.tasks import Task, TaskSampler, TaskSource
+from stamppruner.workers import Piece
 
 Callback = Callable[[int, dict[str, float]], None]
 """Called after every iteration with its number and figures."""
@@ -120,10 +121,6 @@ class MetaLearner:
         """Of the tasks."""
         return self.reader.source
 
-    def source_state(self) -> dict[str, Any]:
-        """Where the source stands after the last iteration done, whatever is drawn ahead."""
-        return self._draws.state
-
     @contextmanager
     def whole(self, *, changed: bool) -> Iterator[None]:
         """All that the learner remembers is in memory inside the block, which may change it."""
@@ -159,8 +156,8 @@ class MetaLearner:
             compiling_named(),
             self.net.compiled(self.compile),
             numbered_streams(config.seed, self.net.device) as streams,
-            Draws(self.reader, config.tasks_per_iteration, first) as self._draws,
         ):
+            self._draws = Draws(self.reader, config.tasks_per_iteration, first)
             self._tasks = self.reader.stream(self._pieces(todo), "the images of a task")
             for i in shown:
                 before = self.images
@@ -257,9 +254,9 @@ class MetaLearner:
     def _recalibrate(self) -> None:
         """Batch-norm statistics of the whole network under the weights just learned."""
         number = self.config.iterations
-        with Draws(self.reader, _RECALIBRATION_TASKS, number) as draws:
-            drawn = draws.of(number)
-            draws.over(number)
+        draws = Draws(self.reader, _RECALIBRATION_TASKS, number)
+        drawn = draws.of(number)
+        draws.over(number)
         pieces = (Piece((j, 6), one.read) for j, one in enumerate(drawn))
         size = max(2, self.config.minibatch_size)
         with reestimated_statistics(self.net.model), torch.no_grad():

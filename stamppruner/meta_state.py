@@ -26,7 +26,7 @@ def state_of(learner: MetaLearner) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors |= _optimizer_state(part, optimizer)
     record: dict[str, Any] = {
         "history": learner.history.rows,
-        "source": learner.source_state(),
+        "source": dict(learner.source.state_dict()),
         "random": learner.random.bit_generator.state,
         "skips": _counts(learner.skips),
     }

@@ -38,6 +38,7 @@ from stamppruner.posteriors import BetaBernoulli, Posterior
 from stamppruner.progress import bar
 from stamppruner.projection import projections, replay_
 from stamppruner.pruner_record import SHORTCUTS, Saved
+from stamppruner.randomness import streams_kept
 from stamppruner.result import PruneResult, check_prunable, finish
 from stamppruner.scoring import NotMetaFittedWarning as NotMetaFittedWarning
 from stamppruner.scoring import Origin, Scoring, image_shape, score
@@ -142,6 +143,7 @@ class STAMPPruner:
         return self._gated().model
 
     @undisturbed()
+    @streams_kept()
     @ranks.together()
     def meta_fit(
         self,
@@ -181,8 +183,8 @@ class STAMPPruner:
             deterministic: use torch's deterministic algorithms alone.
             max_skipped: steps are left out where the loss is not finite, but not more in a row.
             loader_timeout: most seconds to wait for the images of a task; None waits for ever.
-            num_workers: processes that read images ahead of their use, for data sets that decode
-                or augment them one by one; the same images for any number.
+            num_workers: processes that read images ahead of their use, on one thread each, for data
+                sets that decode or augment them one by one; what is learned does not depend on it.
             offload: where averages of gradients, the teacher and the copies of parameters that an
                 iteration needs lie between its steps: ``"cpu"`` for a model on a GPU, or a folder
                 on a disk. It saves seven times the memory of the parameters.

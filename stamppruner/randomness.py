@@ -24,6 +24,27 @@ def set_streams(seed: int, *numbers: int) -> None:
 
 
 @contextmanager
+def streams_kept(device: torch.device | None = None) -> Iterator[None]:
+    """All global streams go on after the block as before it; it also decorates functions.
+
+    Args:
+        device: whose stream is kept beside the CPU's; None is the GPU in use, if there is one.
+    """
+    if device is None:
+        used = torch.cuda.is_available() and torch.cuda.is_initialized()
+        device = torch.device("cuda", torch.cuda.current_device()) if used else torch.device("cpu")
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = [device] if device.type != "cpu" else []
+    kind = device.type if devices else "cuda"
+    try:
+        with torch.random.fork_rng(devices, device_type=kind):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextmanager
 def numbered_streams(seed: int, device: torch.device) -> Iterator[Callable[..., None]]:
     """Gives a function that sets all global streams by numbers; they go on afterwards as before.
 
@@ -35,15 +56,8 @@ def numbered_streams(seed: int, device: torch.device) -> Iterator[Callable[..., 
         ...     bool((first == torch.rand(2)).all())
         True
     """
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = [device] if device.type != "cpu" else []
-    kind = device.type if devices else "cuda"
-    try:
-        with torch.random.fork_rng(devices, device_type=kind):
-            yield partial(set_streams, seed)
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+    with streams_kept(device):
+        yield partial(set_streams, seed)
 
 
 @contextmanager

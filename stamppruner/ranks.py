@@ -217,7 +217,7 @@ def sum_(tensors: Sequence[torch.Tensor]) -> None:
     under_way = []
     for bucket in _buckets(tensors):
         (first, *others), device = bucket, _device(bucket[0])
-        if others or first.device.type != device.type or not first.is_contiguous():
+        if others or first.device.type != device.type or not _alone(first, tensors):
             flat = torch.cat([tensor.flatten() for tensor in bucket]).to(device)
         else:
             flat = first
@@ -250,6 +250,13 @@ def average_statistics_(model: nn.Module) -> None:
     sum_(buffers)
     if count() > 1 and (real := [b for b in buffers if b.is_floating_point()]):
         torch._foreach_div_(real, count())
+
+
+def _alone(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    """Whether it can be summed where it is: as it lies there, and in no other's memory."""
+    place = tensor.untyped_storage().data_ptr()
+    shared = sum(other.untyped_storage().data_ptr() == place for other in others) > 1
+    return tensor.is_contiguous() and not (shared or tensor.is_neg() or tensor.is_conj())
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

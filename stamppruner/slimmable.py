@@ -29,11 +29,12 @@ from stamppruner.gated import GatedNet
 from stamppruner.gradients import add_gradients_, moments, use_gradients_, wide
 from stamppruner.guards import Skips, finite, first_not_finite
 from stamppruner.offload import NOWHERE, Offload
-from stamppruner.reading import Piece, Reader
+from stamppruner.reading import Reader
 from stamppruner.shared_batch import shared_batch
 from stamppruner.tasks import TaskSampler
 from stamppruner.tasks.labelled import IntArray
 from stamppruner.taught import Taught
+from stamppruner.workers import Piece
 
 _WHOLE_EVERY = 4
 """Every so many steps train the full network."""

@@ -82,6 +82,7 @@ def work(rank: int, folder: str) -> None:
         "target": (target.images, target.labels, target.num_classes, target.num_images),
         "mean": ranks.mean(np.array([1.0, 2.0]) * (rank + 1)).tolist(),
         "sums": summed(rank),
+        "aliased": aliased(rank),
         "any": [ranks.any_of(flag) for flag in (False, rank == 1, True)],
         "stamp": facts(stamp(data)),
         "taylor": facts(Taylor(measure_latency=False, seed=rank).prune(vgg(seed=rank), data, HALF)),
@@ -119,6 +120,15 @@ def summed(rank: int) -> list[torch.Tensor]:
     few = numbers(rank)[:1]
     ranks.sum_(few)
     return [*found, *few]
+
+
+def aliased(rank: int) -> list[torch.Tensor]:
+    """Large ones in one memory, and one that is read with the other sign."""
+    large = numbers(rank)[8]
+    twice, flat, negative = large.clone(), large.clone(), torch._neg_view(large.clone())
+    tensors = [twice, twice, flat, flat.view(-1), negative]
+    ranks.sum_(tensors)
+    return [twice, flat, negative.resolve_neg()]
 
 
 @ranks.together()
@@ -194,6 +204,15 @@ def test_sums_are_those_of_all_and_the_same_bits(found: Any) -> None:
             assert torch.allclose(got, torch.stack(own).sum(0), atol=1e-5)
         assert torch.equal(one["sums"][-1], one["sums"][0])
         assert one["any"] == [False, True, True]
+
+
+def test_sums_of_tensors_in_one_memory(found: Any) -> None:
+    wanted = torch.stack([numbers(rank)[8] for rank in range(RANKS)]).sum(0)
+    for one in found:
+        twice, flat, negative = one["aliased"]
+        assert torch.allclose(twice, wanted, atol=1e-5)
+        assert torch.allclose(flat, wanted, atol=1e-5)
+        assert torch.allclose(negative, -wanted, atol=1e-5)
 
 
 def test_27_what_fails_on_one_rank_fails_on_all(found: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import runs
 import torch
@@ -25,9 +27,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from stamppruner import LoaderTasks, STAMPConfig, STAMPPruner, TaskSampler
 from stamppruner.errors import ConfigError, DataError, LoaderTimeoutError
-from stamppruner.reading import Draws, Piece, Reader
+from stamppruner.reading import Draws, Reader
+from stamppruner.workers import Piece
 
 CONFIG = dataclasses.replace(runs.CONFIG, iterations=4)
+SHORT = dataclasses.replace(CONFIG, iterations=1)
+LONG = dataclasses.replace(CONFIG, iterations=10_000)
 
 
 def children() -> set[int]:
@@ -227,18 +232,36 @@ def test_a_run_goes_on_with_other_workers_and_the_source_stands_where_it_would(
     assert [source.iteration for source in sources] == [5, 2, 5]  # with one to recalibrate
 
 
-def test_tasks_that_were_drawn_ahead_are_put_back() -> None:
+def test_the_source_stays_where_it_is_while_tasks_are_drawn_ahead() -> None:
     reader = Reader(Numbers(4), 0)
     with torch.random.fork_rng([]):
-        with Draws(reader, 3, 7) as draws:
-            assert draws.of(8) == [7, 8, 9]
-            assert draws.of(7) == [4, 5, 6]
-            assert draws.state == {"position": 4}
-            draws.over(7)
-            assert draws.state == {"position": 7}
-            assert reader.source.state_dict() == {"position": 10}
-        assert reader.source.state_dict() == {"position": 7}
+        draws = Draws(reader, 3, 7)
         assert draws.of(8) == [7, 8, 9]
+        assert draws.of(7) == [4, 5, 6]
+        assert reader.source.state_dict() == {"position": 4}
+        draws.over(7)
+        assert reader.source.state_dict() == {"position": 7}
+        assert draws.of(9) == [10, 11, 12]
+        assert reader.source.state_dict() == {"position": 7}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_callback_sees_the_source_after_its_iteration(workers: int) -> None:
+    source = TaskSampler(OneByOne(), 3, 8, seed=1)
+    seen: list[int] = []
+    fitted(source=source, num_workers=workers, callback=lambda *_: seen.append(source.iteration))
+    assert seen == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_callers_random_streams_go_on(workers: int) -> None:
+    def states() -> list[Any]:
+        return [torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())]  # noqa: NPY002
+
+    data = OneByOne(lambda: (random.random(), np.random.rand()))  # noqa: NPY002
+    before = states()
+    fitted(data, num_workers=workers)
+    assert states() == before
 
 
 def raised(bad: str, timeout: float | None = None, workers: int = 1) -> Any:
@@ -271,7 +294,7 @@ def test_errors_of_the_source_pass_through() -> None:
 @pytest.mark.parametrize(
     ("bad", "kind", "text"),
     [
-        ("killed", DataError, "a worker that reads images ended at once .*lower num_workers"),
+        ("killed", DataError, "a worker that reads images ended at once: .*lower num_workers"),
         ("hangs", LoaderTimeoutError, "numbers did not come within 1 seconds"),
     ],
 )
@@ -328,6 +351,117 @@ def test_workers_end_with_their_parent(end: str) -> None:
         run.kill()
     assert run.wait(60) == (-signal.SIGKILL if end == "killed" else 0)
     assert until(lambda: not any(running(pid) for pid in workers))
+
+
+class OneBuffer(OneByOne):
+    """All images that it gives lie in the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = torch.empty(96, 3, 8, 8)
+
+    def fetch(self, indices: Any) -> Tensor:
+        place = self.buffer[: len(indices)]
+        return place.copy_(self.data.tensors[0][torch.as_tensor(indices)])
+
+
+def test_a_data_set_may_use_its_memory_again() -> None:
+    assert runs.same(*(runs.state(fitted(OneBuffer(), num_workers=n)) for n in (0, 2)))
+
+
+def ends_by_itself() -> None:
+    process = subprocess.Popen(["sleep", "300"])
+    process.terminate()
+    assert process.wait(10) == -signal.SIGTERM
+
+
+def test_programs_that_a_data_set_starts_hear_signals() -> None:
+    fitted(OneByOne(ends_by_itself, at=300), num_workers=1, config=SHORT)
+
+
+def test_loaders_whose_workers_stay_are_refused() -> None:
+    loader = DataLoader(dataset(8), batch_size=8, num_workers=1, persistent_workers=True)
+    with pytest.raises(ConfigError, match=r"source 1 is a DataLoader.*persistent_workers=False"):
+        fitted(source=LoaderTasks([dataset(8), loader], 8), num_workers=2)
+
+
+NESTED = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from stripes import dataset
+from torch.utils.data import DataLoader
+from test_reading import Numbers, Piece, Reader
+from stamppruner.errors import LoaderTimeoutError
+
+class Hangs:
+    def __len__(self): return 8
+    def __getitem__(self, index): time.sleep(600)
+
+class Nested(Numbers):
+    def _read(self): return next(iter(DataLoader(Hangs(), num_workers=1)))
+
+from operator import methodcaller
+try:
+    with Reader(Nested(), 0, workers=1, timeout=3) as reader:
+        next(reader.stream([Piece((0,), methodcaller("_read"))], "numbers"))
+except LoaderTimeoutError:
+    print("late")
+"""
+
+
+def test_a_loader_that_hangs_in_a_worker_does_not_keep_python_waiting() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", NESTED, str(Path(__file__).parent)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (run.stdout, run.returncode) == ("late\n", 0), run.stderr
+
+
+PREEMPTED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_reading, torch
+from stamppruner.errors import PreemptedError
+
+if __name__ == "__main__":
+    torch.multiprocessing.set_start_method(sys.argv[2])
+    print("begun", flush=True)
+    try:
+        test_reading.fitted(
+            config=test_reading.LONG, num_workers=2, checkpoint_dir=sys.argv[3],
+            callback=lambda i, _: print(i, flush=True),
+        )
+    except PreemptedError:
+        print("preempted")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux for processes")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_sigterm_to_all_processes_ends_with_a_checkpoint(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PREEMPTED)
+    run = subprocess.Popen(
+        [sys.executable, str(script), str(Path(__file__).parent), method, str(tmp_path / "points")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    while run.stdout.readline() != "1\n":
+        assert run.poll() is None
+    for pid in [*descendants(run.pid), run.pid]:
+        os.kill(pid, signal.SIGTERM)
+    printed, errors = run.communicate(timeout=60)
+    assert printed.endswith("preempted\n"), errors
+    assert len(list((tmp_path / "points").iterdir())) == 1
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, listed.read_text().split()):
+            if b"tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
+                found += [child, *descendants(child)]
+    return found
 
 
 class AtOnce:

@@ -122,7 +122,7 @@ class Same(nn.Sequential):
 
 
 class Alike(nn.Sequential):
-    """Its copy is another module of the same parameters."""
+    """Its copy is another module of the same layers."""
 
     def __deepcopy__(self, memo):
         return nn.Sequential(*self)
@@ -148,6 +148,19 @@ def test_a_part_whose_copy_shares_it_is_named_and_not_changed(kind):
     with pytest.raises(UnsupportedModelError, match=r"'1.*' is not copied.*__deepcopy__"):
         trace_channels(model, torch.zeros(1, 3, 8, 8))
     same(before, fingerprint(model))
+
+
+class Single(nn.ReLU):
+    """There is one of it."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_a_part_without_values_may_be_shared_by_copies():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Single(), nn.Conv2d(8, 4, 3)).train()
+    assert len(trace_channels(model, torch.zeros(1, 3, 8, 8)).groups) == 1
+    assert model[1].training
 
 
 def test_a_model_that_cannot_be_copied_is_refused():
