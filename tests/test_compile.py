@@ -61,7 +61,8 @@ def test_every_mask_counts(make: Any, protected: int) -> None:
     net = STAMPPruner(model, torch.zeros(1, 3, 8, 8), protect=protect, config=ONCE)._gated()
     x = dataset(4).tensors[0]
     size = net.graph.num_channels
-    masks = [None, *(torch.rand(3, size) > 0.4).float(), torch.rand(size, requires_grad=True), None]
+    drawn = torch.rand(4, size, generator=torch.Generator().manual_seed(protected))
+    masks = [None, *(drawn[:3] > 0.6).float(), drawn[3].requires_grad_(), None]
     found = []
     for wanted in (False, True):
         with net.compiled(wanted), frozen_statistics(net.model.train()):
