@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -19,10 +17,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from stamppruner.errors import ConfigError
-from stamppruner.guards import late, within
+from stamppruner.guards import within
 from stamppruner.randomness import set_streams
 from stamppruner.tasks import DrawnTask, TaskSource, draw
-from stamppruner.workers import Piece, Workers, ended
+from stamppruner.workers import Piece, Workers
 
 _AHEAD = 2
 """Pieces a worker that are read before they are used, as in torch's DataLoader."""
@@ -84,17 +82,7 @@ class Reader:
                 waiting.append(self._workers.submit(piece))
             if not waiting:
                 return
-            yield self._result(waiting.popleft(), what)
-
-    def _result(self, future: Future[Any], what: str) -> Any:
-        try:
-            return future.result(self.timeout)
-        except BrokenProcessPool as error:
-            raise ended() from error
-        except FutureTimeoutError:
-            if future.done():  # it is the source's own
-                raise
-            raise late(what, self.timeout or 0.0) from None
+            yield self._workers.result(waiting.popleft(), self.timeout, what)
 
 
 class Draws:

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, multiprocessing
 
 from stamppruner.errors import ConfigError, DataError
+from stamppruner.guards import late
 from stamppruner.randomness import set_streams
 from stamppruner.tasks import Task
 
@@ -62,7 +64,7 @@ class Workers:
         self._pool = ProcessPoolExecutor(number, self._context, _begin, (source, seed))
 
     def submit(self, piece: Piece) -> Future[Any]:
-        """Read a piece; see :func:`result`.
+        """Have a piece read; :meth:`result` waits for it.
 
         Raises:
             DataError: a worker ended. ConfigError: none can be started.
@@ -71,13 +73,29 @@ class Workers:
             with self._signals_wait():
                 return self._pool.submit(_read, piece)
         except BrokenProcessPool as error:
-            raise ended() from error
+            raise _ended() from error
         except Exception as error:
             text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise ConfigError(
                 f"num_workers: no worker can be started with the reference ({text}); make it one "
                 "that can be pickled, call this from no daemon, or pass num_workers=0"
             ) from error
+
+    def result(self, future: Future[Any], timeout: float | None, what: str) -> Any:
+        """What was read; ``what`` begins the message of a time-out.
+
+        Raises:
+            LoaderTimeoutError: it did not come in time.
+            DataError: a worker ended, or whatever the source raises.
+        """
+        try:
+            return future.result(timeout)
+        except BrokenProcessPool as error:
+            raise _ended() from error
+        except FutureTimeoutError:
+            if future.done():  # it is the source's own
+                raise
+            raise late(what, timeout or 0.0) from None
 
     def end(self, *, at_once: bool) -> None:
         """End them, at once or after what they read."""
@@ -105,7 +123,7 @@ class Workers:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ended() -> DataError:
+def _ended() -> DataError:
     """The error of a worker that ended before its time."""
     return DataError(
         "a worker that reads images ended at once: it crashed (its own error may stand above), or "
@@ -117,7 +135,8 @@ def ended() -> DataError:
 def _kill(process: BaseProcess) -> None:
     """With all that it started, which may keep Python waiting for it, too."""
     try:
-        os.killpg(process.pid or 0, signal.SIGKILL)
+        assert process.pid  # a group of 0 would be that of this process
+        os.killpg(process.pid, signal.SIGKILL)
     except (AttributeError, OSError):  # no such groups here, or not yet
         process.kill()
 
